@@ -1,0 +1,82 @@
+"""The processor as data: what kernels are specialised on, and what names a cached object.
+
+`native.host` reads the machine we run on; everything above only sees this value, so the same
+kernels can be emitted for another machine (AArch64) or for a lower feature level on purpose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_LEVELS: dict[str, tuple[str, str]] = {
+    # name -> (LLVM CPU name, triple architecture)
+    "x86-64-v2": ("x86-64-v2", "x86_64"),
+    "x86-64-v3": ("x86-64-v3", "x86_64"),
+    "x86-64-v4": ("x86-64-v4", "x86_64"),
+    "aarch64": ("generic", "aarch64"),
+    "aarch64-dotprod": ("generic", "aarch64"),
+}
+
+_LEVEL_FEATURES: dict[str, frozenset[str]] = {
+    "x86-64-v2": frozenset({"sse4.1", "sse4.2", "ssse3"}),
+    "x86-64-v3": frozenset({"sse4.1", "sse4.2", "ssse3", "avx", "avx2", "fma", "f16c"}),
+    "x86-64-v4": frozenset({"sse4.1", "sse4.2", "ssse3", "avx", "avx2", "fma", "f16c", "avx512f",
+                            "avx512bw", "avx512vl", "avx512dq"}),
+    "aarch64": frozenset({"neon"}),
+    "aarch64-dotprod": frozenset({"neon", "dotprod"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One processor: LLVM triple and CPU name, and the set of features it is known to have."""
+
+    triple: str
+    cpu: str
+    features: frozenset[str]
+
+    @classmethod
+    def level(cls, name: str, operating_system: str = "unknown-linux-gnu") -> Target:
+        """A target by feature level: `x86-64-v2`, `x86-64-v3`, `x86-64-v4`, `aarch64[-dotprod]`.
+
+        Raises `KeyError` for any other name; `levels()` lists them.
+        """
+        cpu, architecture = _LEVELS[name]
+        return cls(f"{architecture}-{operating_system}", cpu, _LEVEL_FEATURES[name])
+
+    @staticmethod
+    def levels() -> tuple[str, ...]:
+        return tuple(_LEVELS)
+
+    @property
+    def is_x86(self) -> bool:
+        return self.triple.startswith("x86_64")
+
+    @property
+    def is_arm(self) -> bool:
+        return self.triple.startswith(("aarch64", "arm64"))
+
+    def has(self, feature: str) -> bool:
+        return feature in self.features
+
+    @property
+    def has_fma(self) -> bool:
+        """Whether one instruction multiplies and adds with a single rounding."""
+        return self.is_arm or self.has("fma")
+
+    @property
+    def has_half(self) -> bool:
+        """Whether one instruction converts between f16 and f32."""
+        return self.is_arm or self.has("f16c")
+
+    @property
+    def vector_bits(self) -> int:
+        """The widest vector that arithmetic should use."""
+        if self.is_arm or not self.has("avx2"):
+            return 128
+        return 512 if self.has("avx512bw") and self.has("avx512vl") else 256
+
+    @property
+    def feature_string(self) -> str:
+        """The features in the spelling that LLVM wants, in a stable order."""
+        return ",".join(f"+{name}" for name in sorted(self.features))
