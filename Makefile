@@ -1,0 +1,44 @@
+# Two commands do everything on a machine with python3 (3.11+) and make:
+#   make run PROMPT="..."    virtual environment, install, default model, answer
+#   make test                the whole suite
+
+PYTHON ?= python3
+VENV ?= .venv
+PROMPT ?= Why is the sky blue? Answer in two sentences.
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+# Handed over in the environment, so that quotes and dollars in a prompt survive the shell.
+export PROMPT
+
+.PHONY: run test lint wheel clean
+
+run: $(VENV)/.installed
+	@$(BIN)/ignis pull smollm2
+	@printf '%s' "$$PROMPT" | $(BIN)/ignis run
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m mypy
+
+wheel: $(VENV)/.installed-dev
+	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("error: Ignis needs Python 3.11 or newer, got %d.%d; set PYTHON=python3.11" % v[:2])'
+	@$(PYTHON) -m venv $(VENV) || { echo "error: python3 -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; rm -rf $(VENV); exit 1; }
+
+# The stamps depend on pyproject.toml: a changed dependency is installed again, nothing else is.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
