@@ -1,0 +1,1 @@
+"""The kernel language and the kernels written in it."""

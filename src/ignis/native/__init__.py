@@ -1,0 +1,1 @@
+"""LLVM: emit, compile, cache. The only package that imports llvmlite."""

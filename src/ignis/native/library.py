@@ -1,0 +1,105 @@
+"""Kernels as callable machine code: emitted, or loaded from the object cache, then linked."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from ignis.errors import KernelError
+from ignis.kernels.lang import Kernel, f32, ptr
+from ignis.native.cache import ObjectCache, kernel_digest
+from ignis.native.codegen import emit_object, target_machine
+from ignis.native.emit import emit_kernel, new_module
+from ignis.target import Target
+
+_SIGNATURE = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """What loading a library cost."""
+
+    n_kernels: int
+    n_compiled: int
+    seconds: float
+
+
+class Library:
+    """A set of kernels in memory. Keep it alive as long as any address from it is in use."""
+
+    def __init__(self, kernels: Sequence[Kernel], target: Target, cache: ObjectCache) -> None:
+        started = time.perf_counter()
+        unique = {kernel.symbol: kernel for kernel in kernels}
+        self.target = target
+        self._objects, n_compiled = _objects(list(unique.values()), target, cache)
+        # LLVM adopts the empty module; the engine then holds only our objects.
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine(target))
+        for data in self._objects.values():
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+        self._engine.finalize_object()
+        self.report = BuildReport(len(unique), n_compiled, time.perf_counter() - started)
+
+    def address(self, kernel: Kernel) -> int:
+        """Where the kernel's code starts."""
+        address = int(self._engine.get_function_address(kernel.symbol))
+        if not address:
+            raise KernelError("the kernel is not in this library", where=kernel.symbol)
+        return address
+
+    def call(
+        self, kernel: Kernel, args: dict[str, Any], begin: int, end: int,
+        scratch: np.ndarray[Any, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Run one kernel on NumPy arrays or addresses (for pointers) and numbers."""
+        words = pack_args(kernel, args)
+        call = _SIGNATURE(self.address(kernel))
+        call(words.ctypes.data, begin, end, None if scratch is None else scratch.ctypes.data)
+
+
+def pack_args(kernel: Kernel, args: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The argument words of a kernel: one int64 a parameter, f32 in the low half."""
+    words = np.zeros(len(kernel.params), np.int64)
+    for index, (name, type_) in enumerate(kernel.params):
+        arg = args[name]
+        if type_ == ptr and isinstance(arg, np.ndarray):
+            words[index] = arg.ctypes.data
+        elif type_ == f32:
+            words[index] = int(np.float32(arg).view(np.int32))
+        else:
+            words[index] = int(arg)
+    return words
+
+
+def _objects(
+    kernels: list[Kernel], target: Target, cache: ObjectCache
+) -> tuple[dict[str, bytes], int]:
+    """Object code by symbol, and how many had to be compiled.
+
+    Tracing holds the GIL but LLVM does not, so a cold start compiles on every processor.
+    """
+    digests = {kernel.symbol: kernel_digest(kernel, target) for kernel in kernels}
+    found = {symbol: cache.get(digest) for symbol, digest in digests.items()}
+    missing = [kernel for kernel in kernels if found[kernel.symbol] is None]
+
+    def compile_one(kernel: Kernel) -> tuple[str, bytes]:
+        module = new_module(target, kernel.symbol)
+        emit_kernel(module, target, kernel)
+        data = emit_object(module, target)
+        cache.put(digests[kernel.symbol], data)
+        return kernel.symbol, data
+
+    if missing:
+        target_machine(target)  # initialise LLVM once, before threads do it at the same time
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            found.update(dict(pool.map(compile_one, missing)))
+    return {symbol: data for symbol, data in found.items() if data is not None}, len(missing)
