@@ -111,7 +111,7 @@ class EagerBuilder(Builder):
     def bitcast(self, a: Value, type_: Type) -> Value:
         if a.type.element == i1 or type_.element == i1:
             return self._mask_bits(a, type_)
-        raw = np.atleast_1d(a.raw).view(dtype_of(type_))
+        raw = np.ascontiguousarray(np.atleast_1d(a.raw)).view(dtype_of(type_))
         return self._new(type_, raw if type_.lanes else raw[0])
 
     def _mask_bits(self, a: Value, type_: Type) -> Value:
@@ -138,6 +138,9 @@ class EagerBuilder(Builder):
         place: Pointer = pointer.raw
         moved = place.offset + int(self.index(offset_bytes).raw)
         return Value(self, ptr, Pointer(place.memory, moved))
+
+    def not_null(self, pointer: Value) -> Value:
+        return self.const(i1, len(pointer.raw.memory) > 0)
 
     def load(self, pointer: Value, type_: Type, align: int) -> Value:
         raw = pointer.raw.slice(type_.nbytes).copy().view(dtype_of(type_))
@@ -216,13 +219,14 @@ def run_eager(
     end: int,
     scratch: NDArray[np.uint8] | None = None,
 ) -> None:
-    """Run a kernel on NumPy arrays (for pointers) and numbers, over the units [begin, end)."""
+    """Run a kernel on NumPy arrays (for pointers; None is null) and numbers, over the units [begin, end)."""
     k = EagerBuilder()
     values: dict[str, Value] = {}
     for name, type_ in kernel.params:
         arg = args[name]
         if type_ == ptr:
-            values[name] = Value(k, ptr, arg if isinstance(arg, Pointer) else Pointer.to(arg))
+            array = np.zeros(0, np.uint8) if arg is None else arg
+            values[name] = Value(k, ptr, array if isinstance(array, Pointer) else Pointer.to(array))
         else:
             values[name] = k.const(type_, arg)
     memory = np.zeros(0, np.uint8) if scratch is None else scratch

@@ -244,6 +244,9 @@ class Builder(ABC):
     def offset(self, pointer: Value, offset_bytes: Operand) -> Value: ...
 
     @abstractmethod
+    def not_null(self, pointer: Value) -> Value: ...
+
+    @abstractmethod
     def load(self, pointer: Value, type_: Type, align: int) -> Value: ...
 
     @abstractmethod

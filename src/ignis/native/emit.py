@@ -148,6 +148,10 @@ class LlvmBuilder(Builder):
         offset = self.index(offset_bytes)
         return self._new(ptr, self.b.gep(pointer.raw, [offset.raw], source_etype=ir.IntType(8)))
 
+    def not_null(self, pointer: Value) -> Value:
+        null = ir.Constant(pointer.raw.type, None)
+        return self._new(i1, self.b.icmp_unsigned("!=", pointer.raw, null))
+
     def load(self, pointer: Value, type_: Type, align: int) -> Value:
         return self._new(type_, self.b.load(pointer.raw, align=align, typ=llvm_type(type_)))
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +74,7 @@ def pack_args(kernel: Kernel, args: dict[str, Any]) -> np.ndarray[Any, np.dtype[
         elif type_ == f32:
             words[index] = int(np.float32(arg).view(np.int32))
         else:
-            words[index] = int(arg)
+            words[index] = 0 if arg is None else int(arg)
     return words
 
 
@@ -85,21 +83,18 @@ def _objects(
 ) -> tuple[dict[str, bytes], int]:
     """Object code by symbol, and how many had to be compiled.
 
-    Tracing holds the GIL but LLVM does not, so a cold start compiles on every processor.
+    One after the other: llvmlite holds one lock around every call into LLVM.
     """
-    digests = {kernel.symbol: kernel_digest(kernel, target) for kernel in kernels}
-    found = {symbol: cache.get(digest) for symbol, digest in digests.items()}
-    missing = [kernel for kernel in kernels if found[kernel.symbol] is None]
-
-    def compile_one(kernel: Kernel) -> tuple[str, bytes]:
-        module = new_module(target, kernel.symbol)
-        emit_kernel(module, target, kernel)
-        data = emit_object(module, target)
-        cache.put(digests[kernel.symbol], data)
-        return kernel.symbol, data
-
-    if missing:
-        target_machine(target)  # initialise LLVM once, before threads do it at the same time
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            found.update(dict(pool.map(compile_one, missing)))
-    return {symbol: data for symbol, data in found.items() if data is not None}, len(missing)
+    objects: dict[str, bytes] = {}
+    n_compiled = 0
+    for kernel in kernels:
+        digest = kernel_digest(kernel, target)
+        data = cache.get(digest)
+        if data is None:
+            module = new_module(target, kernel.symbol)
+            emit_kernel(module, target, kernel)
+            data = emit_object(module, target)
+            cache.put(digest, data)
+            n_compiled += 1
+        objects[kernel.symbol] = data
+    return objects, n_compiled

@@ -1,0 +1,54 @@
+"""Quantized activations, "A8" (NUMERICS 1): 32 values in a block of 48 bytes.
+
+     0            32      36        40         44       48
+     | int8 q[32] | f32 d | i32 n   | f32 d*s  | s0, s1 |
+
+`s` is the sum of all 32 q, `s0` and `s1` (i16) those of its halves. `n` is -128 * s: what an
+accumulator of unsigned weights starts from, shifted down to the format's own offset.
+
+The tokens of a step are cut into *tiles*, runs of neighbours that a matmul handles at once. Inside
+a tile blocks lie [block][token], so that one pointer and constant offsets reach all its tokens:
+
+    address(token t, block b) = base + 48 * (t0 * n_blocks + b * width + (t - t0))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ignis.kernels.lang import Builder, Value, f32, i32
+
+BLOCK_NBYTES = 48
+D_AT, N_AT, DS_AT, HALVES_AT = 32, 36, 40, 44
+
+TILE_WIDTHS = (12, 8, 6, 4, 3, 2, 1)
+
+
+def nbytes(n_tokens: int, n_values: int) -> int:
+    """The size of `n_tokens` quantized rows of `n_values`."""
+    return n_tokens * (n_values // 32) * BLOCK_NBYTES
+
+
+def tile_widths(n_tokens: int) -> Iterator[int]:
+    """Cut `n_tokens` into tiles: as many of the widest as fit, then the fewest for the rest."""
+    while n_tokens:
+        width = next(w for w in TILE_WIDTHS if w <= n_tokens)
+        yield width
+        n_tokens -= width
+
+
+def scale(k: Builder, block: Value, lanes: int) -> Value:
+    return block.at(D_AT).load(f32).splat(lanes)
+
+
+def scaled_sum(k: Builder, block: Value, lanes: int) -> Value:
+    return block.at(DS_AT).load(f32).splat(lanes)
+
+
+def start(k: Builder, block: Value, offset: int, lanes: int) -> Value:
+    """-offset * s for an offset that is zero or a power of two up to 128."""
+    if offset == 0:
+        return k.const(i32.x(lanes), 0)
+    start128 = block.at(N_AT).load(i32).splat(lanes)
+    shift = 8 - offset.bit_length()
+    return start128.sar(shift) if shift else start128
