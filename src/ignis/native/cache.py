@@ -19,7 +19,6 @@ from importlib import metadata
 from pathlib import Path
 
 import ignis
-from ignis.kernels.lang import Kernel
 from ignis.target import Target
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -56,10 +55,10 @@ class ObjectCache:
                 raise
 
 
-def kernel_digest(kernel: Kernel, target: Target) -> str:
-    """The digest of a kernel's object: sources, specialisation, target and LLVM."""
+def object_digest(symbol: str, target: Target) -> str:
+    """The digest of an object: sources, specialisation (in the symbol), target and LLVM."""
     parts: Sequence[str] = (
-        source_digest(), kernel.symbol, target.triple, target.cpu, target.feature_string,
+        source_digest(), symbol, target.triple, target.cpu, target.feature_string,
     )  # fmt: skip
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
+from llvmlite import ir
 
 from ignis.errors import KernelError
 from ignis.kernels.lang import Kernel, f32, ptr
-from ignis.native.cache import ObjectCache, kernel_digest
+from ignis.native.cache import ObjectCache, object_digest
 from ignis.native.codegen import emit_object, target_machine
 from ignis.native.emit import emit_kernel, new_module
 from ignis.target import Target
@@ -32,12 +33,25 @@ class BuildReport:
     seconds: float
 
 
-class Library:
-    """A set of kernels in memory. Keep it alive as long as any address from it is in use."""
+@dataclass(frozen=True, slots=True)
+class Routine:
+    """Native code that is no kernel (the walker, the fault handler): a name and its emitter."""
 
-    def __init__(self, kernels: Sequence[Kernel], target: Target, cache: ObjectCache) -> None:
+    symbol: str
+    emit: Callable[[ir.Module, Target], None]
+
+
+class Library:
+    """A set of kernels and routines in memory.
+
+    Keep it alive as long as any address from it is in use.
+    """
+
+    def __init__(
+        self, parts: Sequence[Kernel | Routine], target: Target, cache: ObjectCache
+    ) -> None:
         started = time.perf_counter()
-        unique = {kernel.symbol: kernel for kernel in kernels}
+        unique = {part.symbol: part for part in parts}
         self.target = target
         self._objects, n_compiled = _objects(list(unique.values()), target, cache)
         # LLVM adopts the empty module; the engine then holds only our objects.
@@ -47,11 +61,12 @@ class Library:
         self._engine.finalize_object()
         self.report = BuildReport(len(unique), n_compiled, time.perf_counter() - started)
 
-    def address(self, kernel: Kernel) -> int:
-        """Where the kernel's code starts."""
-        address = int(self._engine.get_function_address(kernel.symbol))
+    def address(self, function: Kernel | str) -> int:
+        """Where a kernel's code, or a routine's function by name, starts."""
+        symbol = function if isinstance(function, str) else function.symbol
+        address = int(self._engine.get_function_address(symbol))
         if not address:
-            raise KernelError("the kernel is not in this library", where=kernel.symbol)
+            raise KernelError("this library has no such function", where=symbol)
         return address
 
     def call(
@@ -79,7 +94,7 @@ def pack_args(kernel: Kernel, args: dict[str, Any]) -> np.ndarray[Any, np.dtype[
 
 
 def _objects(
-    kernels: list[Kernel], target: Target, cache: ObjectCache
+    parts: list[Kernel | Routine], target: Target, cache: ObjectCache
 ) -> tuple[dict[str, bytes], int]:
     """Object code by symbol, and how many had to be compiled.
 
@@ -87,14 +102,17 @@ def _objects(
     """
     objects: dict[str, bytes] = {}
     n_compiled = 0
-    for kernel in kernels:
-        digest = kernel_digest(kernel, target)
+    for part in parts:
+        digest = object_digest(part.symbol, target)
         data = cache.get(digest)
         if data is None:
-            module = new_module(target, kernel.symbol)
-            emit_kernel(module, target, kernel)
+            module = new_module(target, part.symbol)
+            if isinstance(part, Kernel):
+                emit_kernel(module, target, part)
+            else:
+                part.emit(module, target)
             data = emit_object(module, target)
             cache.put(digest, data)
             n_compiled += 1
-        objects[kernel.symbol] = data
+        objects[part.symbol] = data
     return objects, n_compiled

@@ -1,0 +1,201 @@
+"""The native loop that runs a compiled plan, one call a step, on every thread of the team.
+
+A *plan* is an array of records, one a kernel launch, eight words of 8 bytes each:
+
+    | kernel address | args address | units | chunk | counter | 0 | 0 | 0 |
+
+Every thread walks the same records. With `chunk` zero the units are divided evenly; else threads
+take chunks from the counter, so that a core that is held up takes fewer. A barrier stands behind
+each record. Workers stay parked in `team_worker`, inside native code, without the GIL: they spin a
+bounded while and then sleep in the kernel (futex), at barriers too, for a spinning thread would
+starve the others when there are more threads than processors.
+
+The *team block* is the shared state; each hot word has a cache line of its own (offsets below).
+On abort the walkers skip the work but still meet at every barrier, which keeps them together and
+costs microseconds.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from ignis.kernels.lang import Type, Value, i32, i64, ptr
+from ignis.native.emit import LlvmBuilder, new_function
+from ignis.target import Target
+
+# The team block, offsets in bytes.
+JOB = 0  # i32: one more for every step; workers wait for a change
+ARRIVED = 64  # i64: threads at the barrier
+PHASE = 128  # i32: one more whenever the barrier opens
+SLEEPERS = 192  # i64: threads that sleep in a futex
+ABORT = 256  # i64: nonzero: finish without working
+STOP = 320  # i64: nonzero: workers return
+N_THREADS = 384  # i64, and the words below change only between steps
+PLAN = 392  # address of the records
+N_RECORDS = 400  # i64
+SCRATCH = 408  # address of thread 0's scratch
+SCRATCH_STRIDE = 416  # i64, bytes
+SPIN = 424  # i64: rounds at a barrier before sleeping
+SPIN_JOB = 432  # i64: rounds between steps before sleeping
+SYSCALL = 440  # address of libc's syscall(), zero where there is none
+TIMES = 448  # address of an i64 [record] of cycle counts, zero: not profiling
+TEAM_NBYTES = 512
+
+RECORD_NBYTES = 64
+FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
+_FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}
+
+# MXCSR and FPCR: round to nearest even, subnormals kept, exceptions masked.
+_MXCSR_DEFAULT = 0x1F80
+
+
+def emit_walker(module: ir.Module, target: Target) -> None:
+    """Define `run_plan(ptr team)` and `team_worker(ptr team, i64 index)`."""
+    _emit_run(module, target)
+    _emit_worker(module, target)
+
+
+def _emit_run(module: ir.Module, target: Target) -> None:
+    k, (team,) = new_function(module, target, "run_plan", (ptr,))
+    for _ in k.when(team.at(N_THREADS).load(i64) > 1):
+        _advance(k, team, JOB)
+    _walk(k, team, k.const(i64, 0))
+    k.ret()
+
+
+def _emit_worker(module: ir.Module, target: Target) -> None:
+    k, (team, index) = new_function(module, target, "team_worker", (ptr, i64))
+    seen = k.var(k.const(i32, 0))
+    for _ in k.loop(lambda: k.load_acquire(team.at(STOP), i64) == 0):
+        _wait(k, team, JOB, seen.get(), SPIN_JOB)
+        seen.set(seen.get() + 1)
+        for _ in k.when(k.load_acquire(team.at(STOP), i64) == 0):
+            _walk(k, team, index)
+    k.ret()
+
+
+def _walk(k: LlvmBuilder, team: Value, index: Value) -> None:
+    saved = _set_float_mode(k)
+    plan = team.at(PLAN).load(ptr)
+    scratch = team.at(SCRATCH).load(ptr).at(team.at(SCRATCH_STRIDE).load(i64) * index)
+    n_threads = team.at(N_THREADS).load(i64)
+    for i in k.range(team.at(N_RECORDS).load(i64)):
+        record = plan.at(i * RECORD_NBYTES)
+        started = _cycles(k)
+        for _ in k.when(k.load_acquire(team.at(ABORT), i64) == 0):
+            _run_record(k, team, record, index, n_threads, scratch)
+        for _ in k.when(n_threads > 1):
+            _barrier(k, team, n_threads)
+        times = team.at(TIMES).load(ptr)
+        for _ in k.when(k.not_null(times)):
+            for _ in k.when(index == 0):
+                cell = times.at(i * 8)
+                cell.store(cell.load(i64) + _cycles(k) - started)
+    _restore_float_mode(k, saved)
+
+
+def _run_record(
+    k: LlvmBuilder, team: Value, record: Value, index: Value, n_threads: Value, scratch: Value
+) -> None:
+    address, args = record.load(ptr), record.at(8).load(ptr)
+    units, chunk = record.at(16).load(i64), record.at(24).load(i64)
+    for _ in k.when(chunk == 0):
+        begin, end = units * index // n_threads, units * (index + 1) // n_threads
+        for _ in k.when(begin < end):
+            k.call(address, None, args, begin, end, scratch)
+    for _ in k.when(chunk > 0):
+        counter = record.at(32)
+        taken = k.var(k.fetch_add(counter, chunk))
+        for _ in k.loop(lambda: taken.get() < units):
+            begin = taken.get()
+            k.call(address, None, args, begin, k.minimum(begin + chunk, units), scratch)
+            taken.set(k.fetch_add(counter, chunk))
+            for _ in k.when(k.load_acquire(team.at(ABORT), i64) != 0):
+                taken.set(units)
+
+
+def _barrier(k: LlvmBuilder, team: Value, n_threads: Value) -> None:
+    phase = k.load_acquire(team.at(PHASE), i32)
+    arrived = k.fetch_add(team.at(ARRIVED), k.const(i64, 1)) + 1
+    for _ in k.when(arrived == n_threads):
+        k.store_release(team.at(ARRIVED), k.const(i64, 0))
+        _advance(k, team, PHASE)
+    for _ in k.when(arrived != n_threads):
+        _wait(k, team, PHASE, phase, SPIN)
+
+
+def _advance(k: LlvmBuilder, team: Value, word: int) -> None:
+    """Move a futex word on and wake who sleeps on it.
+
+    Both accesses are sequentially consistent, as are those of `_wait`: either the sleeper sees
+    the new word, or we see the sleeper.
+    """
+    k.fetch_add(team.at(word), k.const(i32, 1))
+    for _ in k.when(k.fetch_add(team.at(SLEEPERS), k.const(i64, 0)) > 0):
+        _futex(k, team, word, FUTEX_WAKE_PRIVATE, k.const(i64, 0x7FFFFFFF))
+
+
+def _wait(k: LlvmBuilder, team: Value, word: int, old: Value, spin: int) -> None:
+    """Until the word differs from `old`: spin for a while, then sleep."""
+    unchanged = lambda: k.load_acquire(team.at(word), i32) == old  # noqa: E731  # used twice below
+    rounds = k.var(team.at(spin).load(i64))
+    for _ in k.loop(lambda: unchanged() & (rounds.get() > 0)):
+        k.pause()
+        rounds.set(rounds.get() - 1)
+    for _ in k.when(unchanged()):
+        k.fetch_add(team.at(SLEEPERS), k.const(i64, 1))
+        for _ in k.loop(unchanged):
+            _futex(k, team, word, FUTEX_WAIT_PRIVATE, old.zext(i64))
+        k.fetch_add(team.at(SLEEPERS), k.const(i64, -1))
+
+
+def _futex(k: LlvmBuilder, team: Value, word: int, operation: int, value: Value) -> None:
+    """One futex call; without one the loops around it just spin."""
+    number = _FUTEX_NUMBER.get(k.target.triple.split("-")[0], 0)
+    syscall = team.at(SYSCALL).load(ptr)
+    for _ in k.when(k.not_null(syscall)):
+        zero = k.const(i64, 0)
+        k.call(
+            syscall, i64, k.const(i64, number), team.at(word), k.const(i64, operation), value,
+            zero, zero, zero,
+        )  # fmt: skip
+    for _ in k.when(syscall_missing(k, syscall)):
+        k.pause()
+
+
+def syscall_missing(k: LlvmBuilder, syscall: Value) -> Value:
+    return k.not_null(syscall).zext(i32) == 0
+
+
+def _cycles(k: LlvmBuilder) -> Value:
+    """The time stamp counter, for the profile; zero where there is none to read."""
+    if k.target.is_x86:
+        return k.intrinsic("llvm.readcyclecounter", i64)
+    return k.const(i64, 0)
+
+
+def _set_float_mode(k: LlvmBuilder) -> Value:
+    """Set the rounding and denormal mode of the contract; other libraries change it."""
+    if not k.target.is_x86:
+        saved = k.intrinsic("llvm.aarch64.get.fpcr", i64)
+        k.intrinsic("llvm.aarch64.set.fpcr", None, k.const(i64, 0))
+        return saved
+    saved = _slot(k, i32)
+    wanted = _slot(k, i32)
+    k.intrinsic("llvm.x86.sse.stmxcsr", None, saved)
+    wanted.store(k.const(i32, _MXCSR_DEFAULT))
+    k.intrinsic("llvm.x86.sse.ldmxcsr", None, wanted)
+    return saved
+
+
+def _restore_float_mode(k: LlvmBuilder, saved: Value) -> None:
+    if k.target.is_x86:
+        k.intrinsic("llvm.x86.sse.ldmxcsr", None, saved)
+    else:
+        k.intrinsic("llvm.aarch64.set.fpcr", None, saved)
+
+
+def _slot(k: LlvmBuilder, type_: Type) -> Value:
+    """The address of a stack slot."""
+    with k.b.goto_entry_block():
+        return Value(k, ptr, k.b.alloca(ir.IntType(type_.bits)))
