@@ -1,0 +1,54 @@
+"""The textual form of a graph; `parse_graph` reads it back to an equal graph.
+
+    graph(%x: f32[T,64]) {
+      weights {
+        @output_norm.weight: f32[64]
+      }
+      %0 = rmsnorm(%x, @output_norm.weight) {eps = 1e-06} : f32[T,64]
+      return %0
+    }
+
+Optional operands are written with their names: `matmul(%0, @w, bias=@b)`. Numbers print so that
+they read back to the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ignis.graph.ir.graph import Graph
+from ignis.graph.ir.operation import AttributeValue, Operation, Value
+
+
+def print_graph(graph: Graph) -> str:
+    """The graph as text, one operation a line, each with its result type."""
+    lines = [f"graph({', '.join(map(_typed, graph.inputs))}) {{"]
+    if graph.weights:
+        lines.append("  weights {")
+        lines += [f"    {_typed(weight)}" for weight in graph.weights.values()]
+        lines.append("  }")
+    lines += [f"  {print_operation(op)}" for op in graph.operations]
+    lines.append(f"  return {', '.join(map(str, graph.outputs))}")
+    return "\n".join([*lines, "}", ""])
+
+
+def print_operation(op: Operation) -> str:
+    """One line: `%5 = rmsnorm(%4, @blk.0.attn_norm.weight) {eps = 1e-06} : f32[T,896]`."""
+    operands = [
+        f"{spec.name}={value}" if spec.optional else str(value)
+        for spec, value in zip(op.operand_specs, op.arguments, strict=True)
+        if value is not None
+    ]
+    results = ", ".join(map(str, op.results))
+    types = ", ".join(str(result.type) for result in op.results)
+    attributes = ", ".join(f"{name} = {_literal(v)}" for name, v in op.attributes.items())
+    braces = f" {{{attributes}}}" if attributes else ""
+    return f"{results} = {op.name}({', '.join(operands)}){braces} : {types}"
+
+
+def _typed(value: Value) -> str:
+    return f"{value}: {value.type}"
+
+
+def _literal(value: AttributeValue) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -1,0 +1,108 @@
+"""Tensor types: what a value's elements are, and how many of them there are.
+
+    f32[T,896]         activations; T is the number of tokens in the step, R the rows with logits
+    a8[T,896]          activations quantized to blocks of 32 (NUMERICS 1)
+    q8_0[4864,896]     weights, typed by their GGUF format; rows first, then the contiguous k axis
+
+The textual form is the one that `str` gives and `TensorType.parse` reads.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ignis.errors import GraphError
+
+Dim: TypeAlias = "int | str"
+
+SYMBOLS = ("T", "R")
+"""The symbolic sizes: tokens in the step, rows that need logits."""
+
+A8_BLOCK = 32
+"""Values in one block of quantized activations."""
+
+A8_BLOCK_NBYTES = 48
+"""Bytes of such a block: 32 int8, the scale, and sums in the forms that kernels use."""
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register."""
+
+FLOAT_FORMATS = ("f32", "f16", "bf16")
+BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1")
+"""Weight formats whose matmuls read A8 activations."""
+
+WEIGHT_FORMATS = FLOAT_FORMATS + BLOCK_FORMATS
+ACTIVATION_DTYPES = ("f32", "a8")
+
+_TYPE = re.compile(r"([a-z][a-z0-9_]*)\[([^\]]*)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """An element type and a shape, outermost axis first; entries are sizes or "T" and "R"."""
+
+    dtype: str
+    shape: tuple[Dim, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @classmethod
+    def parse(cls, text: str) -> TensorType:
+        """Read the form that `str` writes, or raise GraphError."""
+        match = _TYPE.fullmatch(text.strip())
+        if match is None:
+            raise GraphError("not a type", got=repr(text), wanted="dtype[dim,...]")
+        dims = tuple(_parse_dim(dim.strip(), text) for dim in match[2].split(","))
+        if match[1] not in ACTIVATION_DTYPES + WEIGHT_FORMATS:
+            raise GraphError(
+                f"unknown element type in {text!r}",
+                got=match[1],
+                wanted=" or ".join(ACTIVATION_DTYPES + WEIGHT_FORMATS[1:]),
+            )
+        return cls(match[1], dims)
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether the size depends on the step."""
+        return any(isinstance(dim, str) for dim in self.shape)
+
+    def sizes(self, n_tokens: int, n_logits: int) -> tuple[int, ...]:
+        """The shape of a step of `n_tokens` tokens with `n_logits` rows of logits."""
+        symbols = {"T": n_tokens, "R": n_logits}
+        return tuple(symbols[dim] if isinstance(dim, str) else dim for dim in self.shape)
+
+    def nbytes(self, n_tokens: int, n_logits: int) -> int:
+        """Bytes of an activation in a step of `n_tokens` tokens and `n_logits` rows of logits.
+
+        Raises GraphError for block-quantized weights: their size is the file's business.
+        """
+        sizes = self.sizes(n_tokens, n_logits)
+        if self.dtype == "a8":
+            return a8_nbytes(*sizes)
+        if self.dtype not in FLOAT_FORMATS:
+            raise GraphError("only activations have a size in the arena", got=self)
+        count = 4 if self.dtype == "f32" else 2
+        for size in sizes:
+            count *= size
+        return count
+
+
+def a8_nbytes(n_tokens: int, width: int) -> int:
+    """Bytes of `n_tokens` rows of `width` quantized activations: a whole number of blocks."""
+    return n_tokens * (width // A8_BLOCK) * A8_BLOCK_NBYTES
+
+
+def align(nbytes: int) -> int:
+    """The next multiple of `ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _parse_dim(dim: str, text: str) -> Dim:
+    if dim in SYMBOLS:
+        return dim
+    if re.fullmatch(r"[1-9][0-9]{0,17}", dim) is None:
+        raise GraphError(f"bad dimension in {text!r}", got=repr(dim), wanted="a size, T or R")
+    return int(dim)

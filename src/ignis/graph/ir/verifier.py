@@ -1,0 +1,179 @@
+"""What every graph must satisfy, before and after each pass.
+
+    V1   a name is defined once: inputs and results have different names
+    V2   every operand is defined before its use, and carries the type of its definition
+    V3   operands fit the op's declaration: count, weight or activation, element type
+    V4   attributes are exactly the declared ones, and valid
+    V5   results have the types that inference gives
+    V6   a weight has one type throughout, and no symbolic dimension
+    V7   there is an output, and every output is an activation that is defined
+    V8   effects keep their order: the KV cache of a layer is written once, layers ascending
+    V9   no result is a weight
+    V10  (legalized graphs only) block-quantized weights meet quantized activations
+
+A result that nobody reads is not an error: removing it is the job of a pass, dead_code, which
+may be switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from ignis.errors import GraphError
+from ignis.graph.ir.graph import Graph
+from ignis.graph.ir.operation import Operation, Value
+from ignis.graph.ir.ops import Attention, Logits, Matmul
+from ignis.graph.ir.types import BLOCK_FORMATS
+
+
+def verify(graph: Graph, *, legalized: bool = False) -> None:
+    """Raise GraphError with the number of the first broken rule.
+
+    `legalized` adds the rules that hold once the required passes have run.
+    """
+    for rule, check in RULES.items():
+        if rule != "V10" or legalized:
+            try:
+                check(graph)
+            except GraphError as error:
+                raise GraphError(f"rule {rule}: {error}") from None
+
+
+def defined_once(graph: Graph) -> None:
+    """V1."""
+    seen: set[str] = set()
+    for value in graph.values:
+        if value.name in seen:
+            raise GraphError("a value is defined twice", got=value, wanted="one definition")
+        seen.add(value.name)
+
+
+def defined_before_use(graph: Graph) -> None:
+    """V2."""
+    defined = set(graph.inputs)
+    for position, op in enumerate(graph.operations):
+        for value in op.operands:
+            if not value.is_weight and value not in defined:
+                raise GraphError(
+                    "an operand is not defined before its use",
+                    where=_where(position, op),
+                    got=f"{value}: {value.type}",
+                )
+        defined.update(op.results)
+
+
+def operands_fit(graph: Graph) -> None:
+    """V3."""
+    for position, op in enumerate(graph.operations):
+        if len(op.arguments) != len(op.operand_specs):
+            raise GraphError(
+                "wrong number of operands",
+                where=_where(position, op),
+                got=len(op.arguments),
+                wanted=len(op.operand_specs),
+            )
+        for spec, value in zip(op.operand_specs, op.arguments, strict=True):
+            spec.check(op, value)
+
+
+def attributes_valid(graph: Graph) -> None:
+    """V4."""
+    for op in graph.operations:
+        op.check_attributes()
+
+
+def types_inferred(graph: Graph) -> None:
+    """V5."""
+    for position, op in enumerate(graph.operations):
+        got, wanted = tuple(result.type for result in op.results), op.result_types()
+        if got != wanted:
+            raise GraphError(
+                "a result has another type than inferred",
+                where=_where(position, op),
+                got=", ".join(map(str, got)),
+                wanted=", ".join(map(str, wanted)),
+            )
+
+
+def weights_consistent(graph: Graph) -> None:
+    """V6."""
+    types: dict[str, Value] = {}
+    for op in graph.operations:
+        for value in op.operands:
+            if not value.is_weight:
+                continue
+            if value.type.is_symbolic:
+                raise GraphError("a weight has no fixed shape", where=value, got=value.type)
+            first = types.setdefault(value.name, value)
+            if first.type != value.type:
+                raise GraphError(
+                    "a weight has two types", where=value, got=value.type, wanted=first.type
+                )
+
+
+def outputs_defined(graph: Graph) -> None:
+    """V7."""
+    if not graph.outputs:
+        raise GraphError("the graph has no output")
+    defined = set(graph.values)
+    for value in graph.outputs:
+        if value not in defined:
+            raise GraphError("an output is not defined", got=f"{value}: {value.type}")
+
+
+def effects_in_order(graph: Graph) -> None:
+    """V8."""
+    last = -1
+    for position, op in enumerate(graph.operations):
+        if isinstance(op, Attention):
+            if op.layer <= last:
+                raise GraphError(
+                    "a KV cache is written out of order",
+                    where=_where(position, op),
+                    got=f"layer {op.layer}",
+                    wanted=f"a layer above {last}",
+                )
+            last = op.layer
+
+
+def results_are_activations(graph: Graph) -> None:
+    """V9."""
+    for value in graph.values:
+        if value.is_weight:
+            raise GraphError("a weight is defined in the graph", got=value)
+
+
+def quantized_where_needed(graph: Graph) -> None:
+    """V10."""
+    for position, op in enumerate(graph.operations):
+        if isinstance(op, Matmul | Logits):
+            wanted = "a8" if op.weight.type.dtype in BLOCK_FORMATS else "f32"
+            if op.x.type.dtype != wanted:
+                raise GraphError(
+                    f"activations do not fit weights of type {op.weight.type.dtype}",
+                    where=_where(position, op),
+                    got=op.x.type.dtype,
+                    wanted=wanted,
+                )
+
+
+RULES: Mapping[str, Callable[[Graph], None]] = MappingProxyType(
+    {
+        "V1": defined_once,
+        "V2": defined_before_use,
+        "V3": operands_fit,
+        "V4": attributes_valid,
+        "V5": types_inferred,
+        "V6": weights_consistent,
+        "V7": outputs_defined,
+        "V8": effects_in_order,
+        "V9": results_are_activations,
+        "V10": quantized_where_needed,
+    }
+)
+"""Every rule by its number, in the order of checking: later rules rely on earlier ones."""
+
+
+def _where(position: int, op: Operation) -> str:
+    return f"operation {position}, {op.name}"

@@ -1,0 +1,94 @@
+"""The pipeline: which passes run, in which order, and what they report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from ignis.errors import GraphError, UsageError
+from ignis.graph.ir import Graph, verify
+from ignis.graph.passes.dead_code import dead_code
+from ignis.graph.passes.fuse_norm import fuse_norm
+from ignis.graph.passes.fuse_residual import fuse_residual
+from ignis.graph.passes.fuse_swiglu import fuse_swiglu
+from ignis.graph.passes.quantize_activations import quantize_activations
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A rewrite by its name on the command line. Required ones can't be switched off."""
+
+    name: str
+    function: Callable[[Graph], Graph]
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one pass did; `counts` says how many ops of each kind it made: {"rmsnorm": 49}."""
+
+    name: str
+    ops_before: int
+    ops_after: int
+    seconds: float
+    counts: Mapping[str, int]
+
+
+PIPELINE = (
+    Pass("dead_code", dead_code),
+    Pass("fuse_norm", fuse_norm),
+    Pass("fuse_swiglu", fuse_swiglu),
+    Pass("fuse_residual", fuse_residual),
+    Pass("quantize_activations", quantize_activations, required=True),
+)
+
+TOGGLES = (*(p.name for p in PIPELINE if not p.required), "plan_memory")
+"""Names that may be switched off; without plan_memory every value has a buffer of its own."""
+
+
+def run_pipeline(
+    graph: Graph,
+    disabled: Collection[str] = frozenset(),
+    on_pass: Callable[[Pass, Graph], None] | None = None,
+    *,
+    check: bool = False,
+) -> tuple[Graph, list[PassReport]]:
+    """Run all passes but the `disabled` ones.
+
+    Args:
+        on_pass: called with each pass and the graph after it.
+        check: verify the graph before and after every pass.
+
+    Raises: UsageError for a name that is no pass or a required one; with `check`, GraphError
+    naming the pass that broke a rule.
+    """
+    for name in sorted(set(disabled) - set(TOGGLES)):
+        required = any(p.name == name for p in PIPELINE)
+        what = "this pass can't be switched off" if required else "no such pass"
+        raise UsageError(what, got=name, wanted=" or ".join(TOGGLES))
+    if check:
+        verify(graph)
+    reports: list[PassReport] = []
+    for step in PIPELINE:
+        if step.name in disabled:
+            continue
+        start = time.perf_counter()
+        after = step.function(graph)
+        seconds = time.perf_counter() - start
+        if check:
+            _verify_after(step, after)
+        n_before, n_after = len(graph.operations), len(after.operations)
+        counts = dict(after.kinds - graph.kinds)
+        reports.append(PassReport(step.name, n_before, n_after, seconds, counts))
+        graph = after
+        if on_pass is not None:
+            on_pass(step, graph)
+    return graph, reports
+
+
+def _verify_after(step: Pass, graph: Graph) -> None:
+    try:
+        verify(graph, legalized=step.name == "quantize_activations")
+    except GraphError as error:
+        raise GraphError(f"after pass {step.name}: {error}") from None

@@ -1,0 +1,48 @@
+"""Matmuls with block-quantized weights read quantized activations (required)."""
+
+from __future__ import annotations
+
+from ignis.graph.ir import Graph, Operation, Value
+from ignis.graph.ir.ops import Logits, Matmul, Quantize
+from ignis.graph.ir.types import BLOCK_FORMATS
+
+
+def quantize_activations(graph: Graph) -> Graph:
+    """Put one quantize before the first matmul or logits that needs a value in A8.
+
+        %0 = matmul(%x, @q) : f32[T,64]             %x.a8 = quantize(%x) : a8[T,64]
+        %1 = matmul(%x, @k) : f32[T,64]       ->    %0 = matmul(%x.a8, @q) : f32[T,64]
+                                                    %1 = matmul(%x.a8, @k) : f32[T,64]
+
+    with @q and @k of type q8_0, q4_0 or q4_1: their kernels multiply integers. Float weights
+    read the f32 value itself.
+    """
+    taken = {value.name for value in graph.values}
+    quantized: dict[Value, Value] = {
+        op.x: op.result for op in graph.operations if isinstance(op, Quantize)
+    }
+    defined: set[Value] = set()
+    operations: list[Operation] = []
+    for op in graph.operations:
+        if isinstance(op, Matmul | Logits) and _needs_a8(op):
+            if quantized.get(op.x) not in defined:
+                name = _fresh(f"{op.x.name}.a8", taken)
+                quantize = Quantize.create({"x": op.x}, {}, [name])
+                operations.append(quantize)
+                quantized[op.x] = quantize.result
+                defined.add(quantize.result)
+            op = op.with_operands(x=quantized[op.x])
+        operations.append(op)
+        defined.update(op.results)
+    return graph.with_operations(operations)
+
+
+def _needs_a8(op: Matmul | Logits) -> bool:
+    return op.x.type.dtype == "f32" and op.weight.type.dtype in BLOCK_FORMATS
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
