@@ -226,7 +226,9 @@ class LlvmBuilder(Builder):
         """Call a function by its address, with the platform's C convention."""
         returns = ir.VoidType() if result is None else llvm_type(result)
         signature = ir.FunctionType(returns, [llvm_type(a.type) for a in args])
-        function = self.b.bitcast(address.raw, signature.as_pointer())
+        # llvmlite folds a cast between pointers away and then misses the signature: go by integer.
+        number = self.b.ptrtoint(address.raw, ir.IntType(64))
+        function = self.b.inttoptr(number, signature.as_pointer())
         return self._new(result or i1, self.b.call(function, [a.raw for a in args]))
 
     def load_acquire(self, pointer: Value, type_: Type) -> Value:
@@ -235,7 +237,8 @@ class LlvmBuilder(Builder):
 
     def store_release(self, pointer: Value, value: Value) -> None:
         # llvmlite's store_atomic wants a typed pointer to check against.
-        typed = self.b.bitcast(pointer.raw, llvm_type(value.type).as_pointer())
+        number = self.b.ptrtoint(pointer.raw, ir.IntType(64))
+        typed = self.b.inttoptr(number, llvm_type(value.type).as_pointer())
         self.b.store_atomic(value.raw, typed, "release", value.type.nbytes)
 
     def fetch_add(self, pointer: Value, value: Value) -> Value:
@@ -281,6 +284,8 @@ def new_function(
     for attribute in ("min-legal-vector-width", "prefer-vector-width"):
         set.add(function.attributes, f'"{attribute}"="{target.vector_bits}"')
     set.add(function.attributes, "nounwind")
+    # Without this LLVM turns copying and clearing loops into calls of memcpy and memset.
+    set.add(function.attributes, '"no-builtins"')
     k = LlvmBuilder(module, function, target)
     values = [Value(k, t, raw) for t, raw in zip(params, function.args, strict=True)]
     return k, values

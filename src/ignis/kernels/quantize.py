@@ -1,0 +1,55 @@
+"""Quantizes activations to A8: blocks of 32 int8 with one f32 scale (NUMERICS 1)."""
+
+from __future__ import annotations
+
+from ignis.kernels import a8
+from ignis.kernels.lang import Builder, Value, f32, i8, i16, i32, i64, kernel, ptr
+
+BLOCK = 32
+_LANES = 16
+_Q_MAX = 127.0
+_SMALLEST = 2.0**-100  # below it a block is zero: 127 / amax must not overflow
+_F32_MAX = 3.4028234663852886e38
+
+
+@kernel(x=ptr, y=ptr, tiles=ptr, n=i64)
+def quantize(
+    k: Builder, *, x: Value, y: Value, tiles: Value, n: Value,
+    begin: Value, end: Value, scratch: Value,
+) -> None:  # fmt: skip
+    """x f32[T, n] to the blocks that `a8` draws, in tile order. A unit is a token.
+
+    `n` is a multiple of 32; `tiles` is i32[T][2], the first token and the width of the tile that
+    each token lies in.
+    """
+    n_blocks = n // BLOCK
+    for token in k.range(begin, end):
+        tile = tiles.at(token * 8)
+        first, width = tile.load(i32).to(i64), tile.at(4).load(i32).to(i64)
+        blocks = y.at((first * n_blocks + (token - first)) * a8.BLOCK_NBYTES)
+        row = x.at(token * n * f32.nbytes)
+        for block in k.range(n_blocks):
+            _quantize_block(
+                k, row.at(block * (BLOCK * f32.nbytes)), blocks.at(block * width * a8.BLOCK_NBYTES)
+            )
+
+
+def _quantize_block(k: Builder, x: Value, y: Value) -> None:
+    halves = [x.at(half * _LANES * f32.nbytes).load(f32.x(_LANES)) for half in range(2)]
+    amax = k.tree_max(k.maximum(k.absolute(halves[0]), k.absolute(halves[1])))
+    usual = (amax >= _SMALLEST) & (amax <= _F32_MAX)  # false for NaN and infinity
+    inverse = (_Q_MAX / amax).splat(_LANES)
+    # NaN and infinity in the block show as d = NaN; a block of tiny values is zero.
+    unusual = k.select(amax < _SMALLEST, k.const(f32, 0.0), float("nan"))
+    d = k.select(usual, amax / _Q_MAX, unusual)
+    sums = []
+    for half, values in enumerate(halves):
+        q = k.select(usual, k.round_even(values * inverse), 0.0).to(i32)
+        y.at(half * _LANES).store(q.to(i8))
+        sums.append(k.tree_sum(q))
+    total = sums[0] + sums[1]
+    y.at(a8.D_AT).store(d)
+    y.at(a8.N_AT).store(total * -128)
+    y.at(a8.DS_AT).store(d * total.to(f32))
+    for half, half_sum in enumerate(sums):
+        y.at(a8.HALVES_AT + 2 * half).store(half_sum.to(i16))
