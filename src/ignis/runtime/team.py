@@ -1,0 +1,119 @@
+"""The thread team: Python threads parked inside native code, where no GIL hand-over can slow them.
+
+`ThreadTeam.run(records)` runs a plan (see `native.walker`) on all threads and returns when it is
+done, or raises KeyboardInterrupt soon after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ignis.native import walker
+from ignis.native.library import Library, Routine
+from ignis.runtime.interrupt import watch_for_interrupt
+from ignis.runtime.memory import Memory, align
+from ignis.runtime.threads import available_threads
+
+WALKER = Routine("walker", walker.emit_walker)
+
+# Rounds of a spin loop before a thread sleeps; one round is about 20 ns.
+_SPIN_BARRIER = 4000
+_SPIN_JOB = 8000  # between steps Python samples and decodes: about a tenth of a millisecond
+_SPIN_CROWDED = 50  # more threads than processors: whoever spins keeps another from working
+
+
+class ThreadTeam:
+    """`n_threads` threads that walk a plan together; the caller's thread is one of them.
+
+    `scratch_nbytes` is what each thread may use while it runs a kernel. Closing the team stops the
+    workers; the library must stay alive until then.
+    """
+
+    def __init__(self, library: Library, n_threads: int, scratch_nbytes: int) -> None:
+        self.n_threads = n_threads
+        self._library = library
+        run_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        worker_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+        self._run_plan = run_type(library.address("run_plan"))
+        self._worker = worker_type(library.address("team_worker"))
+        # A page and a bit apart: streams a power of two apart share cache sets.
+        self._stride = align(scratch_nbytes, 4096) + 4096 + 192
+        self._scratch = Memory(self._stride * n_threads)
+        self._block = Memory(walker.TEAM_NBYTES)
+        self._workers: list[threading.Thread] = []
+        self._owner_pid = 0
+        self._lock = threading.Lock()
+        self._finalizer = weakref.finalize(self, _stop, self._block, self._run_plan, self._workers)
+
+    def run(self, records: NDArray[np.int64], times: NDArray[np.int64] | None = None) -> None:
+        """Run the records ([n, 8] int64); `times` (int64 [n]) collects cycles a record."""
+        with self._lock:
+            self._start_workers()
+            records[:, 4] = 0  # the chunk counters
+            self._word(walker.PLAN)[0] = records.ctypes.data
+            self._word(walker.N_RECORDS)[0] = len(records)
+            self._word(walker.TIMES)[0] = 0 if times is None else times.ctypes.data
+            abort = self._word(walker.ABORT)
+            abort[0] = 0
+            with watch_for_interrupt(abort):
+                self._run_plan(self._block.address)
+            if abort[0]:
+                raise KeyboardInterrupt
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def _word(self, offset: int) -> NDArray[np.int64]:
+        return self._block.view(np.int64, 1, offset)
+
+    def _start_workers(self) -> None:
+        """Start the workers at first use, and again in a forked child, where they are gone."""
+        if self._owner_pid == os.getpid():
+            return
+        self._owner_pid = os.getpid()
+        self._block.bytes[:] = 0
+        crowded = self.n_threads > available_threads()
+        for offset, value in (
+            (walker.N_THREADS, self.n_threads),
+            (walker.SCRATCH, self._scratch.address),
+            (walker.SCRATCH_STRIDE, self._stride),
+            (walker.SPIN, _SPIN_CROWDED if crowded else _SPIN_BARRIER),
+            (walker.SPIN_JOB, _SPIN_CROWDED if crowded else _SPIN_JOB),
+            (walker.SYSCALL, _syscall_address()),
+        ):
+            self._word(offset)[0] = value
+        self._workers[:] = [
+            threading.Thread(
+                target=self._worker, args=(self._block.address, index), daemon=True,
+                name=f"ignis-{index}",
+            )
+            for index in range(1, self.n_threads)
+        ]  # fmt: skip
+        for worker in self._workers:
+            worker.start()
+
+
+def _stop(block: Memory, run_plan: Any, workers: list[threading.Thread]) -> None:
+    """Let the workers return: an empty plan with the stop word set wakes them."""
+    if not any(worker.is_alive() for worker in workers):
+        return
+    block.view(np.int64, 1, walker.STOP)[0] = 1
+    block.view(np.int64, 1, walker.N_RECORDS)[0] = 0
+    run_plan(block.address)
+    for worker in workers:
+        worker.join()
+
+
+def _syscall_address() -> int:
+    """libc's syscall(); zero where there is no futex to call with it."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    return ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value or 0
