@@ -9,6 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+# Reserved, not committed: a cache for a long context costs what is used of it.
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+
+
 class Memory:
     """An anonymous mapping of `nbytes` (at least one page).
 
@@ -17,7 +21,7 @@ class Memory:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = max(nbytes, mmap.PAGESIZE)
-        self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map = mmap.mmap(-1, self.nbytes, flags=_FLAGS)
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self.address = int(self.bytes.ctypes.data)
 

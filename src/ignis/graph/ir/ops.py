@@ -280,13 +280,17 @@ class Swiglu(Operation):
 
 
 class Quantize(Operation):
-    """Quantize each row to A8 blocks of 32 (NUMERICS 1); exact evaluation is the identity."""
+    """Quantize rows to A8 blocks of 32 (NUMERICS 1); exact evaluation is the identity.
+
+    With rows = "R" only those that need logits are selected.
+    """
 
     name = "quantize"
     x = Operand("f32")
+    rows = choice("T", "R", default="T")
 
     def infer(self) -> TensorType:
-        rows, width = _matrix(self, self.x)
+        _, width = _matrix(self, self.x)
         if width % A8_BLOCK:
             raise GraphError(
                 "the width is not a number of A8 blocks",
@@ -294,10 +298,12 @@ class Quantize(Operation):
                 got=width,
                 wanted=f"a multiple of {A8_BLOCK}",
             )
-        return TensorType("a8", (rows, width))
+        return TensorType("a8", (self.rows, width))
 
     def evaluate(self, step: Evaluation) -> Array:
         x = step[self.x]
+        if self.rows == "R":
+            x = x[step.logit_rows]
         if step.exact:
             return x
         q, d, _ = quantize_a8(x)
@@ -305,7 +311,10 @@ class Quantize(Operation):
 
 
 class Logits(Operation):
-    """Select the rows that need logits, then multiply by the output matrix's transpose."""
+    """Select the rows that need logits, then multiply by the output matrix's transpose.
+
+    An operand of R rows has been selected already.
+    """
 
     name = "logits"
     x = Operand("f32", "a8")
@@ -317,7 +326,10 @@ class Logits(Operation):
         return TensorType("f32", (self.rows, n_vocab))
 
     def evaluate(self, step: Evaluation) -> Array:
-        return step[self.x][step.logit_rows] @ step[self.weight].T
+        x = step[self.x]
+        if self.x.type.shape[0] != "R":
+            x = x[step.logit_rows]
+        return x @ step[self.weight].T
 
 
 OPS: Mapping[str, type[Operation]] = MappingProxyType(

@@ -15,23 +15,25 @@ def quantize_activations(graph: Graph) -> Graph:
                                                     %1 = matmul(%x.a8, @k) : f32[T,64]
 
     with @q and @k of type q8_0, q4_0 or q4_1: their kernels multiply integers. Float weights
-    read the f32 value itself.
+    read the f32 value itself. For logits only the rows that need them are quantized.
     """
     taken = {value.name for value in graph.values}
-    quantized: dict[Value, Value] = {
-        op.x: op.result for op in graph.operations if isinstance(op, Quantize)
+    quantized: dict[tuple[Value, str], Value] = {
+        (op.x, op.rows): op.result for op in graph.operations if isinstance(op, Quantize)
     }
     defined: set[Value] = set()
     operations: list[Operation] = []
     for op in graph.operations:
         if isinstance(op, Matmul | Logits) and _needs_a8(op):
-            if quantized.get(op.x) not in defined:
+            rows = "R" if isinstance(op, Logits) else "T"
+            wanted = (op.x, rows)
+            if quantized.get(wanted) not in defined:
                 name = _fresh(f"{op.x.name}.a8", taken)
-                quantize = Quantize.create({"x": op.x}, {}, [name])
+                quantize = Quantize.create({"x": op.x}, {"rows": rows}, [name])
                 operations.append(quantize)
-                quantized[op.x] = quantize.result
+                quantized[wanted] = quantize.result
                 defined.add(quantize.result)
-            op = op.with_operands(x=quantized[op.x])
+            op = op.with_operands(x=quantized[wanted])
         operations.append(op)
         defined.update(op.results)
     return graph.with_operations(operations)

@@ -1,0 +1,165 @@
+"""The whole pipeline on one page: an open GGUF file in, an engine that runs it out.
+
+    ModelConfig.from_gguf   metadata -> the numbers that shape the model
+    build_graph             tensors  -> the naive graph, every tensor checked
+    run_pipeline            passes rewrite the graph, each by name
+    plan_memory             every activation gets an offset in one arena   (per step size)
+    lower                   ops -> kernel launches                         (per step size)
+    Library                 kernels -> machine code for this processor, or from the object cache
+    ThreadTeam              threads that walk the compiled plan
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from ignis.errors import UsageError
+from ignis.gguf import GGUFFile
+from ignis.graph.ir import Graph
+from ignis.graph.models import ModelConfig, build_graph
+from ignis.graph.passes import PassReport, run_pipeline
+from ignis.graph.passes.pipeline import TOGGLES, Pass
+from ignis.native.cache import ObjectCache
+from ignis.native.host import host_target
+from ignis.runtime.engine import Engine, EngineOptions, ImperativeEngine, NativeEngine
+from ignis.runtime.engine import ReferenceEngine
+from ignis.runtime.threads import available_threads
+from ignis.runtime.weights import choose_layout, packed_tensors
+from ignis.settings import Settings
+from ignis.target import Target
+
+ENGINES = ("graph", "imperative", "reference")
+DEFAULT_CTX = 4096  # positions, unless the model or the caller wants fewer or more
+
+
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """What the compiler did, for people and for tests. Sizes in bytes, of a decode step."""
+
+    architecture: str
+    n_layers: int
+    n_vocab: int
+    ops_before: int
+    ops_after: int
+    passes: tuple[PassReport, ...]
+    n_values: int
+    n_buffers: int
+    naive_nbytes: int
+    arena_nbytes: int
+    output_nbytes: int
+    layout: str
+    n_threads: int
+    n_kernels: int
+    n_compiled: int
+    build_seconds: float
+    seconds: float
+
+    def lines(self) -> list[str]:
+        """The report as `ignis run` prints it."""
+        fused = {
+            "rmsnorm": "rmsnorm", "swiglu": "swiglu", "matmul+residual": "residual",
+        }  # fmt: skip
+        counts: dict[str, int] = {}
+        for report in self.passes:
+            for kind, count in report.counts.items():
+                label = next((v for k, v in fused.items() if kind == k or
+                              (k == "matmul+residual" and "residual" in kind)), None)
+                if label is not None:
+                    counts[label] = counts.get(label, 0) + count
+        made = " + ".join(f"{count} {label}" for label, count in counts.items()) or "nothing"
+        quantized = sum(report.counts.get("quantize", 0) for report in self.passes)
+        extra = f", {quantized} quantize placed" if quantized else ""
+        used = self.arena_nbytes + self.output_nbytes
+        saved = 100 * (1 - used / self.naive_nbytes)
+        return [
+            f"loaded {self.architecture} ({self.n_layers} layers, vocab {self.n_vocab}) "
+            f"in {self.seconds:.2f}s",
+            f"compiler: {self.ops_before} ops -> {self.ops_after - quantized} ops "
+            f"({made} fused{extra})",
+            f"compiler: {self.n_values} activation values -> {self.n_buffers} reused buffers "
+            f"({self.naive_nbytes / 1024:.1f} KB -> {used / 1024:.1f} KB activations, "
+            f"{saved:.0f}% saved)",
+            f"compiler: {self.n_kernels} kernels, {self.n_compiled} compiled, the others from "
+            f"the cache ({self.build_seconds:.2f}s); weights {self.layout}, "
+            f"{self.n_threads} threads",
+        ]
+
+
+def compile_model(
+    file: GGUFFile,
+    settings: Settings,
+    *,
+    engine: str = "graph",
+    n_threads: int | None = None,
+    n_ctx: int | None = None,
+    n_slots: int = 1,
+    weights: str = "auto",
+    disabled_passes: Collection[str] = frozenset(),
+    target: Target | None = None,
+    on_pass: Callable[[Pass, Graph], None] | None = None,
+) -> tuple[Engine, ModelConfig, CompileReport]:
+    """Compile the model in `file` for `target` (default: the settings', then this processor).
+
+    Raises: ModelFileError, UnsupportedModelError for the file; UsageError for the options.
+    """
+    started = time.perf_counter()
+    if engine not in ENGINES:
+        raise UsageError("no such engine", got=engine, wanted=" or ".join(ENGINES))
+    config = ModelConfig.from_gguf(file)
+    naive = build_graph(config, file.tensors)
+    n_ctx = _context(config, n_ctx)
+    n_threads = _thread_count(n_threads, settings)
+    if engine == "imperative":
+        disabled_passes = TOGGLES
+    graph, passes = run_pipeline(naive, disabled_passes, on_pass)
+    runner: Engine
+    if engine == "reference":
+        graph, passes = naive, []
+        runner = ReferenceEngine(file, config, naive, n_ctx, n_slots)
+        layout, n_kernels, n_compiled, build_seconds = "float64", 0, 0, 0.0
+        n_values, n_buffers, naive_nbytes = len(naive.values), len(naive.values), 0
+        arena, output = naive.activation_nbytes(1, 1), 0
+        naive_nbytes = arena
+    else:
+        layout = choose_layout(weights, packed_tensors(graph))
+        options = EngineOptions(
+            n_threads, n_ctx, n_slots, layout, target or settings_target(settings),
+            ObjectCache(settings.objects_dir),
+        )  # fmt: skip
+        kind = NativeEngine if engine == "graph" else ImperativeEngine
+        runner = kind(file, config, graph, options)
+        plan = runner.memory_plan(1, 1)
+        built = runner.library.report
+        n_kernels, n_compiled, build_seconds = built.n_kernels, built.n_compiled, built.seconds
+        n_values, n_buffers = plan.n_values, plan.n_buffers
+        naive_nbytes, arena, output = plan.naive_nbytes, plan.nbytes, plan.output_nbytes
+    report = CompileReport(
+        config.architecture, config.n_layers, config.n_vocab, len(naive.operations),
+        len(graph.operations), tuple(passes), n_values, n_buffers, naive_nbytes, arena, output,
+        layout, n_threads, n_kernels, n_compiled, build_seconds, time.perf_counter() - started,
+    )  # fmt: skip
+    return runner, config, report
+
+
+def settings_target(settings: Settings) -> Target:
+    """The processor to compile for: the level that IGNIS_TARGET forces, or this one."""
+    return host_target() if settings.target is None else Target.level(settings.target)
+
+
+def _context(config: ModelConfig, wanted: int | None) -> int:
+    """Positions of the context: what the caller wants, within what the model was trained for."""
+    if wanted is None:
+        return min(config.n_ctx_train, DEFAULT_CTX)
+    if not 1 <= wanted <= config.n_ctx_train:
+        raise UsageError("the context can't have this size", got=wanted,
+                         wanted=f"1 to {config.n_ctx_train}, which the model was trained for",
+                         hint="choose a smaller --ctx")  # fmt: skip
+    return wanted
+
+
+def _thread_count(wanted: int | None, settings: Settings) -> int:
+    if wanted is not None and wanted < 1:
+        raise UsageError("the number of threads makes no sense", got=wanted, wanted="1 or more")
+    return wanted or settings.threads or available_threads()

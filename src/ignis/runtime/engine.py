@@ -1,0 +1,300 @@
+"""The native engines: `graph` runs a whole step in one call, `imperative` op by op.
+
+Both compute with the same kernels. `graph` runs the optimised graph with planned memory;
+`imperative` runs the naive one, every op a call from Python, every value in a buffer of its own.
+Their logits must be equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ignis.errors import UsageError
+from ignis.gguf import GGUFFile
+from ignis.graph.ir import Graph, Operation, Value
+from ignis.graph.models import ModelConfig
+from ignis.graph.passes.plan_memory import MemoryPlan, plan_memory
+from ignis.kernels import matmul
+from ignis.kernels.lang import Kernel
+from ignis.native.cache import ObjectCache
+from ignis.native.library import Library
+from ignis.runtime.kv_cache import KVCache
+from ignis.runtime.launches import Launch, Surroundings, embedding_launch, lower
+from ignis.runtime.memory import Memory
+from ignis.runtime.plan import CompiledPlan
+from ignis.runtime.rope_tables import RopeTable
+from ignis.runtime.step import StepBatch, StepTables
+from ignis.runtime.team import WALKER, ThreadTeam
+from ignis.runtime.weights import PackedTensor, WeightPlace, WeightStore
+from ignis.target import Target
+
+MAX_TOKENS = 512  # of one step; longer prompts take several
+MAX_LOGITS = 64
+_TOKEN_BUCKETS = (1, 16, 128, MAX_TOKENS)
+_LOGIT_BUCKETS = (1, 8, MAX_LOGITS)
+
+
+class Engine(Protocol):
+    """What runs a step: a batch of tokens in, logits f32 [R, V] out."""
+
+    n_ctx: int
+    n_slots: int
+
+    def forward(self, batch: StepBatch) -> NDArray[np.float32]: ...
+
+    def truncate(self, slot: int, n_positions: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine runs; what it computes does not depend on any of this."""
+
+    n_threads: int
+    n_ctx: int
+    n_slots: int
+    layout: str  # "mapped" or "packed"
+    target: Target
+    objects: ObjectCache
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """A plan for steps of up to so many tokens and rows of logits, and its memory."""
+
+    memory_plan: MemoryPlan
+    arena: Memory
+    logits: Memory
+    launches: tuple[Launch, ...]
+    plan: CompiledPlan
+
+
+class NativeEngine:
+    """Runs a graph as compiled kernels."""
+
+    fused = True  # one call a step, planned memory
+
+    def __init__(
+        self, file: GGUFFile, config: ModelConfig, graph: Graph, options: EngineOptions
+    ) -> None:
+        self.graph, self.config, self.options = graph, config, options
+        self.n_ctx, self.n_slots = options.n_ctx, options.n_slots
+        self._file = file
+        self._embedding = file.tensors["token_embd.weight"].format.name
+        self.cache = KVCache(
+            config.n_layers, config.n_kv_heads, config.head_dim, self.n_ctx, self.n_slots
+        )
+        self.tables = StepTables(MAX_TOKENS, MAX_LOGITS)
+        self.weights = WeightStore(file, graph, options.layout)
+        self._rope_tables: dict[tuple[Any, ...], RopeTable] = {}
+        self._buckets: dict[tuple[int, int], _Bucket] = {}
+        self._filled = [0] * self.n_slots
+        kernels, scratch_nbytes = self._requirements()
+        self.library = Library([WALKER, *kernels], options.target, options.objects)
+        self.team = ThreadTeam(self.library, options.n_threads, scratch_nbytes)
+        self._pack()
+
+    def forward(self, batch: StepBatch) -> NDArray[np.float32]:
+        """Run one step and return the logits of its rows, f32 [R, V].
+
+        Raises: UsageError for a batch that is too large or does not continue its sequences.
+        """
+        self._admit(batch)
+        n_logits = len(batch.logit_rows)
+        bucket = self._bucket(len(batch.ids), n_logits)
+        bucket.plan.set_counts(self.tables.fill(batch))
+        self._run(bucket)
+        for slot, position in zip(batch.slots, batch.positions, strict=True):
+            self._filled[slot] = position + 1
+        n_vocab = self.config.n_vocab
+        return bucket.logits.view(np.float32, n_logits * n_vocab).reshape(n_logits, n_vocab).copy()
+
+    def truncate(self, slot: int, n_positions: int) -> None:
+        """Forget what a slot holds behind its first `n_positions` positions."""
+        self._filled[slot] = min(self._filled[slot], n_positions)
+        self.cache.truncate(slot, n_positions)
+
+    def close(self) -> None:
+        """Stop the threads. The engine can't be used afterwards."""
+        self.team.close()
+
+    def memory_plan(self, n_tokens: int, n_logits: int) -> MemoryPlan:
+        """Where activations lie for steps of that size; logits are outside the arena."""
+        return plan_memory(
+            self.graph, n_tokens, n_logits, outputs_in_arena=False, in_place=self.fused,
+            reuse=self.fused,
+        )  # fmt: skip
+
+    def profile(self, batch: StepBatch) -> list[tuple[Launch, int]]:
+        """Run a step and return the cycles of each launch."""
+        self._admit(batch)
+        bucket = self._bucket(len(batch.ids), len(batch.logit_rows))
+        bucket.plan.set_counts(self.tables.fill(batch))
+        times = np.zeros(len(bucket.launches), np.int64)
+        self.team.run(bucket.plan.records, times)
+        return list(zip(bucket.launches, times.tolist(), strict=True))
+
+    def _run(self, bucket: _Bucket) -> None:
+        self.team.run(bucket.plan.records)
+
+    def _admit(self, batch: StepBatch) -> None:
+        """Check that the batch continues its sequences, and make room for it."""
+        n_tokens, n_logits = len(batch.ids), len(batch.logit_rows)
+        if not 1 <= n_tokens <= MAX_TOKENS or n_logits > MAX_LOGITS:
+            raise UsageError("a step of this size can't be run",
+                             got=f"{n_tokens} tokens and {n_logits} logits",
+                             wanted=f"1 to {MAX_TOKENS} and up to {MAX_LOGITS}")  # fmt: skip
+        bad = next((i for i in batch.ids if not 0 <= i < self.config.n_vocab), None)
+        if bad is not None:
+            raise UsageError("no such token", got=bad, wanted=f"0 to {self.config.n_vocab - 1}")
+        if any(not 0 <= row < n_tokens for row in batch.logit_rows):
+            raise UsageError("a row of logits outside the step", got=list(batch.logit_rows),
+                             wanted=f"0 to {n_tokens - 1}")  # fmt: skip
+        expected = dict(enumerate(self._filled))
+        for slot, position in zip(batch.slots, batch.positions, strict=True):
+            if expected.get(slot) != position:
+                raise UsageError(f"the step does not continue slot {slot}", got=position,
+                                 wanted=expected.get(slot, "a slot of this engine"))  # fmt: skip
+            expected[slot] = position + 1
+        for slot in set(batch.slots):
+            self.cache.reserve(slot, expected[slot])
+            for table in self._rope_tables.values():
+                table.reserve(expected[slot])
+
+    def _bucket(self, n_tokens: int, n_logits: int) -> _Bucket:
+        key = (
+            next(size for size in _TOKEN_BUCKETS if size >= n_tokens),
+            next(size for size in _LOGIT_BUCKETS if size >= n_logits),
+        )
+        if key not in self._buckets:
+            self._buckets[key] = self._build(*key)
+        return self._buckets[key]
+
+    def _build(self, n_tokens: int, n_logits: int) -> _Bucket:
+        memory_plan = self.memory_plan(n_tokens, n_logits)
+        arena = Memory(memory_plan.nbytes)
+        logits = Memory(memory_plan.output_nbytes)
+
+        def address(value: Value) -> int:
+            offset = memory_plan.offsets.get(value)
+            return logits.address if offset is None else arena.address + offset
+
+        launches = tuple(self._launches(self._surroundings(n_tokens, n_logits, address)))
+        plan = CompiledPlan(launches, self.library, self.options.n_threads)
+        return _Bucket(memory_plan, arena, logits, launches, plan)
+
+    def _surroundings(self, n_tokens: int, n_logits: int, address: Any) -> Surroundings:
+        return Surroundings(
+            n_tokens, n_logits, address, self.weights.places, self.tables, self.cache,
+            self._rope_table,
+        )  # fmt: skip
+
+    def _launches(self, at: Surroundings) -> list[Launch]:
+        (x,) = self.graph.inputs
+        # The embedding is read by row, so always from the file.
+        place = WeightPlace(self._file.address("token_embd.weight"), "rows")
+        launches = [
+            embedding_launch(place, self._embedding, self.config.n_embd, at.address(x), at)
+        ]
+        for op in self.graph.operations:
+            launches += lower(op, at)
+        return launches
+
+    def _requirements(self) -> tuple[list[Kernel], int]:
+        """All kernels that steps of any size need, and the scratch a thread needs for them."""
+        launches: list[Launch] = []
+        for n_tokens, n_logits in ((1, 1), (2, 1), (2, 2)):
+            launches += self._launches(self._surroundings(n_tokens, n_logits, lambda value: 0))
+        kernels = {launch.kernel.symbol: launch.kernel for launch in launches}
+        for tensor in self.weights.packed:
+            kernel = matmul.pack_panels(format=tensor.format)
+            kernels[kernel.symbol] = kernel
+        return list(kernels.values()), max(launch.scratch_nbytes for launch in launches)
+
+    def _rope_table(self, op: Operation) -> int:
+        """The table of a rope op, shared by all that turn alike."""
+        factors = op.operand("factors")
+        key = (op.attributes["base"], op.attributes["n_rot"], factors)
+        if key not in self._rope_tables:
+            array = None if factors is None else self._file.array(factors.name)
+            self._rope_tables[key] = RopeTable(
+                float(key[0]), int(key[1]), array, self.n_ctx
+            )
+        return self._rope_tables[key].address
+
+    def _pack(self) -> None:
+        """Fill the panels, tensor by tensor, and let go of the file's pages behind."""
+        for tensor in self.weights.packed:
+            self.team.run(self._pack_plan(tensor).records)
+            self.weights.release_mapped(tensor)
+
+    def _pack_plan(self, tensor: PackedTensor) -> CompiledPlan:
+        args: Mapping[str, int] = {
+            "weight": self._file.address(tensor.name),
+            "y": self.weights.places[tensor.name].address,
+            "n_rows": tensor.n_rows,
+            "n_values": tensor.n_values,
+        }
+        kernel = matmul.pack_panels(format=tensor.format)
+        launch = Launch(None, kernel, args, -(-tensor.n_rows // 16), shared=True)
+        plan = CompiledPlan([launch], self.library, self.options.n_threads)
+        plan.set_counts({"T": 1, "R": 1})
+        return plan
+
+
+class ImperativeEngine(NativeEngine):
+    """The same kernels called op by op from Python."""
+
+    fused = False
+
+    def _run(self, bucket: _Bucket) -> None:
+        records = bucket.plan.records
+        start = 0
+        for index in range(1, len(records) + 1):
+            if index == len(records) or bucket.launches[index].op is not bucket.launches[start].op:
+                self.team.run(records[start:index])
+                start = index
+
+
+class ReferenceEngine:
+    """The float64 interpreter of the naive graph: close to the others, not equal."""
+
+    def __init__(self, file: GGUFFile, config: ModelConfig, graph: Graph, n_ctx: int,
+                 n_slots: int = 1) -> None:  # fmt: skip
+        from ignis.graph.ir.interpreter import ReferenceCache
+
+        self.n_ctx, self.n_slots = n_ctx, n_slots
+        self._file, self._config, self._graph = file, config, graph
+        self._cache = ReferenceCache()
+        self._arrays: dict[str, NDArray[np.float64]] = {}
+
+    def forward(self, batch: StepBatch) -> NDArray[np.float32]:
+        """Run one step in float64; logits are rounded to f32 [R, V] at the end."""
+        from ignis.graph.ir.interpreter import interpret
+
+        info = self._file.tensors["token_embd.weight"]
+        row_nbytes = info.nbytes // info.shape[0]
+        raw = self._file.data("token_embd.weight").reshape(info.shape[0], row_nbytes)
+        x = info.format.decode(raw[list(batch.ids)]).astype(np.float64)
+        (logits,) = interpret(
+            self._graph, {self._graph.inputs[0].name: x}, self._weight, self._cache,
+            np.asarray(batch.positions), np.asarray(batch.slots), np.asarray(batch.logit_rows),
+        )  # fmt: skip
+        return logits.astype(np.float32)
+
+    def truncate(self, slot: int, n_positions: int) -> None:
+        """Positions are overwritten as sequences are fed again; nothing is to be done."""
+
+    def close(self) -> None:
+        self._arrays.clear()
+
+    def _weight(self, name: str) -> NDArray[np.float64]:
+        if name not in self._arrays:
+            self._arrays[name] = self._file.array(name).astype(np.float64)
+        return self._arrays[name]

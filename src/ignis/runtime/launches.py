@@ -1,0 +1,225 @@
+"""From an op of the graph to kernel launches: one short function an op.
+
+A `Launch` is a kernel, its arguments, and its units of work. Arguments that change from step to
+step are the names of counts (`T`, `R`, `T.tiles`, `R.tiles`); all else is final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+from ignis.errors import GraphError
+from ignis.graph.ir import Operation, Value
+from ignis.graph.ir.types import BLOCK_FORMATS
+from ignis.kernels import attention, elementwise, matmul, matmul_float, norm, panels
+from ignis.kernels.embed import embed
+from ignis.kernels.lang import Kernel
+from ignis.kernels.quantize import quantize
+from ignis.kernels.rope import rope
+from ignis.runtime.kv_cache import KVCache
+from ignis.runtime.step import RowTables, StepTables
+from ignis.runtime.weights import WeightPlace
+
+Argument = int | float | str | None
+
+_MAX_GROUP = 4  # query heads that share each load of a key; more would not fit the registers
+_DECODE_UNIT_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel over `units` units of work, times the count `per` where there is one.
+
+    `gate` names a count without which there is nothing to do. `shared` work is handed out in
+    chunks as threads ask for it; other work, small and even, is divided beforehand.
+    """
+
+    op: Operation | None
+    kernel: Kernel
+    args: Mapping[str, Argument]
+    units: int
+    per: str | None = None
+    gate: str | None = None
+    shared: bool = False
+    scratch_nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where everything that ops touch lies, for steps of up to `n_tokens` and `n_logits`."""
+
+    n_tokens: int
+    n_logits: int
+    address: Callable[[Value], int]
+    weights: Mapping[str, WeightPlace]
+    tables: StepTables
+    cache: KVCache
+    rope_table: Callable[[Operation], int]
+
+    def operand(self, op: Operation, name: str) -> int | None:
+        """The address of an operand, or None for an optional one that is absent."""
+        value = op.operand(name)
+        if value is None:
+            return None
+        return self.weights[value.name].address if value.is_weight else self.address(value)
+
+
+def embedding_launch(place: WeightPlace, format: str, n_embd: int, x: int, at: Surroundings
+                     ) -> Launch:  # fmt: skip
+    """The graph's input: the embedding rows of the step's tokens."""
+    args: dict[str, Argument] = {
+        "ids": at.tables.address("ids"), "weight": place.address, "y": x, "n_embd": n_embd,
+    }  # fmt: skip
+    return Launch(None, embed(format=format), args, units=1, per="T")
+
+
+def lower(op: Operation, at: Surroundings) -> list[Launch]:
+    """The launches that compute an op."""
+    lowering = _LOWERINGS.get(op.name)
+    if lowering is None:
+        raise GraphError("no kernel computes this op", got=op.name, wanted=", ".join(_LOWERINGS))
+    return lowering(op, at)
+
+
+def _width(op: Operation) -> int:
+    return int(op.result.type.shape[1])
+
+
+def _by_token(
+    op: Operation, at: Surroundings, kernel: Kernel, operands: tuple[str, ...], **args: Argument
+) -> list[Launch]:
+    """A kernel whose unit is a token and whose operands keep their names."""
+    words: dict[str, Argument] = {name: at.operand(op, name) for name in operands}
+    words |= {"y": at.address(op.result), "n": _width(op)} | args
+    return [Launch(op, kernel, words, units=1, per="T")]
+
+
+def _normalize(op: Operation, at: Surroundings) -> list[Launch]:
+    return _by_token(op, at, norm.normalize(), ("x",), eps=_number(op, "eps"))
+
+
+def _scale(op: Operation, at: Surroundings) -> list[Launch]:
+    return _by_token(op, at, norm.scale(), ("x", "gain"))
+
+
+def _rmsnorm(op: Operation, at: Surroundings) -> list[Launch]:
+    return _by_token(op, at, norm.rmsnorm(), ("x", "gain"), eps=_number(op, "eps"))
+
+
+def _rope(op: Operation, at: Surroundings) -> list[Launch]:
+    kernel = rope(head_dim=op.attributes["head_dim"], n_rot=op.attributes["n_rot"],
+                  style=op.attributes["style"])  # fmt: skip
+    return _by_token(op, at, kernel, ("x",), positions=at.tables.address("positions"),
+                     table=at.rope_table(op))  # fmt: skip
+
+
+def _add(op: Operation, at: Surroundings) -> list[Launch]:
+    return _by_token(op, at, elementwise.add(), ("a", "b"))
+
+
+def _mul(op: Operation, at: Surroundings) -> list[Launch]:
+    return _by_token(op, at, elementwise.mul(), ("a", "b"))
+
+
+def _silu(op: Operation, at: Surroundings) -> list[Launch]:
+    return _by_token(op, at, elementwise.silu(), ("x",))
+
+
+def _swiglu(op: Operation, at: Surroundings) -> list[Launch]:
+    return _by_token(op, at, elementwise.swiglu(), ("gate", "up"))
+
+
+def _quantize(op: Operation, at: Surroundings) -> list[Launch]:
+    rows = str(op.result.type.shape[0])
+    tables = _tables(at, rows)
+    args: dict[str, Argument] = {
+        "x": at.operand(op, "x"), "y": at.address(op.result), "rows": tables.rows,
+        "tiles": tables.tile_of_row, "n": _width(op),
+    }  # fmt: skip
+    return [Launch(op, quantize(), args, units=1, per=rows)]
+
+
+def _attention(op: Operation, at: Surroundings) -> list[Launch]:
+    n_heads, n_kv_heads = _count(op, "n_heads"), _count(op, "n_kv_heads")
+    head_dim = _count(op, "head_dim")
+    shared_heads = n_heads // n_kv_heads
+    group = max(g for g in range(1, _MAX_GROUP + 1) if shared_heads % g == 0)
+    pages: dict[str, Argument] = {
+        "base": at.cache.base(_count(op, "layer")), "positions": at.tables.address("positions"),
+        "slots": at.tables.address("slots"), "pages": at.cache.table_address,
+        "pages_per_slot": at.cache.pages_per_slot, "n_pages": at.cache.n_pages,
+        "n_kv_heads": n_kv_heads,
+    }  # fmt: skip
+    store = attention.kv_store(head_dim=head_dim, kv_type="f16")
+    attend = attention.attend(head_dim=head_dim, group=group, kv_type="f16")
+    stored = pages | {"k": at.operand(op, "k"), "v": at.operand(op, "v")}
+    attended = pages | {
+        "q": at.operand(op, "q"), "y": at.address(op.result), "n_heads": n_heads,
+        "scale": _number(op, "scale"),
+    }  # fmt: skip
+    return [
+        Launch(op, store, stored, units=1, per="T"),
+        Launch(op, attend, attended, units=n_heads // group, per="T", shared=True,
+               scratch_nbytes=attention.attend_scratch_nbytes(group, head_dim)),
+    ]  # fmt: skip
+
+
+def _matmul(op: Operation, at: Surroundings) -> list[Launch]:
+    return [_product(op, at, str(op.result.type.shape[0]), at.tables.tokens)]
+
+
+def _logits(op: Operation, at: Surroundings) -> list[Launch]:
+    return [_product(op, at, "R", at.tables.logits)]
+
+
+def _product(op: Operation, at: Surroundings, rows: str, tables: RowTables) -> Launch:
+    """A matmul whose result has `rows` ("T" or "R") rows."""
+    weight = op.operand("weight")
+    assert weight is not None
+    n_rows, n_values = (int(n) for n in weight.type.shape)
+    args: dict[str, Argument] = {
+        "weight": at.weights[weight.name].address, "x": at.operand(op, "x"),
+        "y": at.address(op.result), "n_rows": n_rows, "n_values": n_values,
+        "bias": at.operand(op, "bias") if op.name == "matmul" else None,
+        "residual": at.operand(op, "residual") if op.name == "matmul" else None,
+    }  # fmt: skip
+    format = weight.type.dtype
+    single = (at.n_tokens if rows == "T" else at.n_logits) == 1
+    if format not in BLOCK_FORMATS:
+        unit_rows = _DECODE_UNIT_ROWS if single else matmul_float.UNIT_ROWS
+        args |= {"rows": tables.rows, "n_tokens": rows, "unit_rows": unit_rows}
+        return Launch(op, matmul_float.matmul_float(format=format), args, -(-n_rows // unit_rows),
+                      gate=rows, shared=True, scratch_nbytes=64)  # fmt: skip
+    packed = at.weights[weight.name].layout == "panels"
+    if single and not packed:
+        kernel = matmul.matmul_rows(format=format)
+    else:
+        family = matmul.matmul_packed if packed else matmul.matmul_mapped
+        kernel = family(format=format)
+        args |= {"tiles": tables.tiles, "n_tiles": f"{rows}.tiles"}
+    scratch = 64 if packed else matmul.scratch_nbytes(format, n_values)
+    return Launch(op, kernel, args, -(-n_rows // panels.ROWS), gate=rows, shared=True,
+                  scratch_nbytes=scratch)  # fmt: skip
+
+
+def _tables(at: Surroundings, rows: str) -> RowTables:
+    return at.tables.logits if rows == "R" else at.tables.tokens
+
+
+def _count(op: Operation, name: str) -> int:
+    return int(op.attributes[name])  # type: ignore[arg-type]
+
+
+def _number(op: Operation, name: str) -> float:
+    return float(op.attributes[name])  # type: ignore[arg-type]
+
+
+_LOWERINGS: Mapping[str, Callable[[Operation, Surroundings], list[Launch]]] = {
+    "normalize": _normalize, "scale": _scale, "rmsnorm": _rmsnorm, "rope": _rope, "add": _add,
+    "mul": _mul, "silu": _silu, "swiglu": _swiglu, "quantize": _quantize,
+    "attention": _attention, "matmul": _matmul, "logits": _logits,
+}  # fmt: skip
+
+

@@ -1,0 +1,128 @@
+"""Where each weight lies: in the mapped file as it is, or packed into panels in memory.
+
+Only matmuls with integer formats read panels; everything else reads the mapped rows.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ignis.errors import UsageError
+from ignis.gguf import GGUFFile
+from ignis.graph.ir import Graph
+from ignis.graph.ir.types import BLOCK_FORMATS
+from ignis.kernels.panels import FORMATS, ROWS
+from ignis.runtime.memory import Memory, align
+
+LAYOUTS = ("auto", "mapped", "packed")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlace:
+    """A weight's address and layout: `rows` as in the file, or `panels`."""
+
+    address: int
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """A weight to pack: from mapped rows to panels."""
+
+    name: str
+    format: str
+    n_rows: int
+    n_values: int
+    nbytes: int
+
+
+def packed_tensors(graph: Graph) -> list[PackedTensor]:
+    """The weights that panels exist for: those of matmuls and logits in integer formats."""
+    found: dict[str, PackedTensor] = {}
+    for op in graph.operations:
+        weight = op.operand("weight") if op.name in ("matmul", "logits") else None
+        if weight is None or weight.type.dtype not in BLOCK_FORMATS:
+            continue
+        n_rows, n_values = (int(n) for n in weight.type.shape)
+        n_panels = -(-n_rows // ROWS)
+        nbytes = n_panels * FORMATS[weight.type.dtype].panel_nbytes(n_values)
+        found[weight.name] = PackedTensor(
+            weight.name, weight.type.dtype, n_rows, n_values, nbytes
+        )
+    return list(found.values())
+
+
+def choose_layout(wanted: str, tensors: list[PackedTensor]) -> str:
+    """`packed` or `mapped`; `auto` packs where the panels fit into half of the memory left."""
+    if wanted not in LAYOUTS:
+        raise UsageError("no such weight layout", got=wanted, wanted=" or ".join(LAYOUTS))
+    if wanted != "auto":
+        return wanted
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    return "packed" if nbytes <= available_memory() // 2 else "mapped"
+
+
+def available_memory() -> int:
+    """Bytes this process may still take: what the system has, within the cgroup's limit."""
+    available = 1 << 62
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    except OSError:
+        if hasattr(os, "sysconf"):
+            available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes",
+         "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):  # fmt: skip
+        try:
+            most, now = Path(limit).read_text().strip(), int(Path(used).read_text())
+        except (OSError, ValueError):
+            continue
+        if most.isdigit():
+            available = min(available, int(most) - now)
+    return max(available, 0)
+
+
+class WeightStore:
+    """Addresses of all weights of a graph; packed ones are filled by `pack_jobs`."""
+
+    def __init__(self, file: GGUFFile, graph: Graph, layout: str) -> None:
+        self.layout = layout
+        self._file = file  # addresses point into its mapping
+        self.packed = packed_tensors(graph) if layout == "packed" else []
+        # A cache line more than a page apart: no two panels start a power of two apart.
+        self._panels = Memory(sum(align(t.nbytes, 4096) + 4160 for t in self.packed))
+        self._places = {
+            name: WeightPlace(file.address(name), "rows") for name in graph.weights
+        }
+        offset = 0
+        for tensor in self.packed:
+            self._places[tensor.name] = WeightPlace(self._panels.address + offset, "panels")
+            offset = align(offset + tensor.nbytes) + 64
+
+    @property
+    def places(self) -> Mapping[str, WeightPlace]:
+        return self._places
+
+    def release_mapped(self, tensor: PackedTensor) -> None:
+        """Let the system drop the file's pages of a tensor that has been packed."""
+        start, nbytes = self._file.address(tensor.name), len(self._file.data(tensor.name))
+        first = align(start, mmap.PAGESIZE)
+        last = (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            advise_dont_need(first, last - first)
+
+
+def advise_dont_need(address: int, nbytes: int) -> None:
+    """madvise(MADV_DONTNEED) on mapped file pages: dropped, and read again if touched."""
+    import ctypes  # only here: the call has no counterpart for a mapping that NumPy holds
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), mmap.MADV_DONTNEED)
