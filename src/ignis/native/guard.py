@@ -18,8 +18,8 @@ from ignis.target import Target
 
 ENTRY_NBYTES = 32
 MAX_ENTRIES = 256
-# Guard block: libc addresses and the previous action, then the table.
-WRITE, EXIT, SIGACTION, PREVIOUS, TABLE = 0, 8, 16, 64, 256
+# Guard block: addresses of libc functions and of the previous action, then the table.
+WRITE, EXIT, SIGACTION, PREVIOUS, TABLE = 0, 8, 16, 24, 64
 GUARD_NBYTES = TABLE + 8 + MAX_ENTRIES * ENTRY_NBYTES
 SIGACTION_NBYTES = 192  # no less than any libc's struct sigaction
 _SI_ADDR = 16  # siginfo_t.si_addr on 64-bit Linux
@@ -47,7 +47,7 @@ def _emit_handler(module: ir.Module, target: Target, block: ir.GlobalVariable) -
         inside = (address >= entry.load(i64)) & (address < entry.at(8).load(i64))
         for _ in k.when(inside):
             _say_and_exit(k, guard, entry)
-    action = guard.at(PREVIOUS)
+    action = guard.at(PREVIOUS).load(ptr)
     k.call(guard.at(SIGACTION).load(ptr), i32, signal, action, k.const(i64, 0))
     k.ret()
 

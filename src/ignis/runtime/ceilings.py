@@ -1,0 +1,68 @@
+"""The machine's ceilings, measured by kernels emitted like all others, on a given thread count."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from ignis.kernels import ceilings as kernels
+from ignis.kernels.lang import KernelFamily
+from ignis.native.cache import ObjectCache
+from ignis.native.host import host_target
+from ignis.native.library import Library
+from ignis.runtime.launches import Launch
+from ignis.runtime.memory import Memory
+from ignis.runtime.plan import CompiledPlan
+from ignis.runtime.team import WALKER, ThreadTeam
+from ignis.settings import Settings
+
+_STREAM_UNITS = 4096  # 256 MiB, more than any cache
+_MAC_UNITS = 256
+_REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Read bandwidth in GB/s; multiply-adds of bytes and of f32 in G/s."""
+
+    bandwidth_gb_s: float
+    int8_gmac_s: float
+    f32_gmac_s: float
+
+
+def measure(n_threads: int) -> Ceilings:
+    """Measure all three, the median of a few runs each; takes about half a second."""
+    families = (kernels.read_stream, kernels.chain_dot4, kernels.chain_fma)
+    parts = [family() for family in families]
+    cache = ObjectCache(Settings.from_env().objects_dir)
+    library = Library([WALKER, *parts], host_target(), cache)
+    team = ThreadTeam(library, n_threads, 64)
+    memory = Memory(_STREAM_UNITS * kernels.STREAM_UNIT_NBYTES)
+    memory.bytes[:] = 1  # or every page is the system's one page of zeros
+    memory.view(np.float32, 32)[:] = 0.5
+
+    def seconds_of(family: KernelFamily, units: int) -> float:
+        launch = Launch(None, family(), {"x": memory.address, "y": None}, units)
+        plan = CompiledPlan([launch], library, n_threads)
+        plan.set_counts({"T": 1, "R": 1})
+        times = []
+        for _ in range(_REPEATS):
+            started = time.perf_counter()
+            team.run(plan.records)
+            times.append(time.perf_counter() - started)
+        return statistics.median(times)
+
+    try:
+        stream = seconds_of(kernels.read_stream, _STREAM_UNITS)
+        dot4 = seconds_of(kernels.chain_dot4, _MAC_UNITS)
+        fma = seconds_of(kernels.chain_fma, _MAC_UNITS)
+    finally:
+        team.close()
+    return Ceilings(
+        memory.nbytes / stream / 1e9,
+        _MAC_UNITS * kernels.DOT4_MACS / dot4 / 1e9,
+        _MAC_UNITS * kernels.FMA_MACS / fma / 1e9,
+    )
