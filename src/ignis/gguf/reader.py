@@ -159,8 +159,8 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
         paths = part_paths(files[0].path, header)
         if paths[0] != files[0].path:
             files.pop().close()
-            header = _open_part(paths[0], files)
-        headers = [header, *(_open_part(part, files) for part in paths[1:])]
+            header = _open_part(paths[0], files, len(paths))
+        headers = [header, *(_open_part(part, files, len(paths)) for part in paths[1:])]
         if len(paths) > 1:
             for index, part in enumerate(paths):
                 check_part(part, headers[index], index, len(paths))
@@ -171,14 +171,14 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
         raise
 
 
-def _open_part(path: Path, files: list[MappedFile]) -> Header:
+def _open_part(path: Path, files: list[MappedFile], n_parts: int = 1) -> Header:
     """Map one more file and parse its header; `files` owns the map from then on."""
-    file = _map(path)
+    file = _map(path, f"part {len(files) + 1} of {n_parts}" if n_parts > 1 else None)
     files.append(file)
     return parse_header(path, file.map, file.data, len(files) - 1)
 
 
-def _map(path: Path) -> MappedFile:
+def _map(path: Path, hint: str | None) -> MappedFile:
     try:
         # Asked before opening: to open a pipe would wait for its other end.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -190,7 +190,7 @@ def _map(path: Path) -> MappedFile:
                                      wanted="a GGUF file")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
-        raise ModelFileError("model file not found", where=path) from None
+        raise ModelFileError("model file not found", where=path, hint=hint) from None
     except (OSError, ValueError) as error:      # ValueError: a path with a zero byte
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelFileError(f"cannot open model: {reason}", where=path) from None

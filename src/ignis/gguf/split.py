@@ -36,7 +36,8 @@ def check_part(path: Path, header: Header, index: int, count: int) -> None:
     """Raise ModelFileError unless the file says that it is part `index` of `count`."""
     for key, wanted in (("split.count", count), ("split.no", index)):
         if (got := _integer(path, header, key, default=None)) != wanted:
-            raise ModelFileError(f"metadata '{key}'", where=path, got=got, wanted=wanted)
+            raise ModelFileError(f"metadata '{key}'", where=path, wanted=wanted,
+                                 got="nothing" if got is None else got)
 
 
 def merge_tensors(paths: tuple[Path, ...], headers: list[Header]) -> dict[str, TensorInfo]:

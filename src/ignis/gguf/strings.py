@@ -101,12 +101,12 @@ def walk_strings(
         for index in range(count):
             positions[index] = position
             position += unpack_from(buffer, position)[0] + 8
-        positions[count] = position
     except (error, OverflowError):
         # A length that is too large shows only when the *next* prefix is looked for.
         raise StringWalkError(index - 1 if position > size else index) from None
     if position > size:
         raise StringWalkError(count - 1)
+    positions[count] = position
     prefixes = np.frombuffer(positions, dtype=np.int64)
     lengths = np.diff(prefixes) - 8
     offsets = prefixes[:-1] + 8
