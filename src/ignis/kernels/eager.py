@@ -188,6 +188,8 @@ class EagerBuilder(Builder):
         if unsigned.size and int(unsigned.max()) > u_max:
             raise KernelError("dot4 was promised smaller bytes", got=int(unsigned.max()),
                               wanted=f"at most {u_max}")  # fmt: skip
+        if u_max == 129 and s.raw.size and int(s.raw.min()) < -127:
+            raise KernelError("dot4 was promised larger bytes", got=-128, wanted="at least -127")
         products = (unsigned * s.raw.astype(np.int64)).reshape(-1, 4).sum(axis=1)
         return self._new(i32.x(acc.type.lanes), (acc.raw + products).astype(np.int32))
 

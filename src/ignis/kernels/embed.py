@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ignis.errors import KernelError
+from ignis.gguf.blocks import BLOCKS
 from ignis.kernels.lang import Builder, Type, Value, f16, f32, i8, i16, i32, i64, kernel, ptr
 from ignis.kernels.vectors import LANES, parts
 
 _BLOCK = 32
-_BLOCK_NBYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
+_BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1")
 _ELEMENTS = {"f32": f32, "f16": f16, "bf16": i16}
 
 
@@ -22,7 +23,7 @@ def embed(
 
     The bits are those of the format's NumPy decoder in `gguf.blocks`.
     """
-    if format not in _ELEMENTS and format not in _BLOCK_NBYTES:
+    if format not in _ELEMENTS and format not in _BLOCK_FORMATS:
         raise KernelError("no embedding kernel for this format", got=format)
     for token in k.range(begin, end):
         row = ids.at(token * 4).load(i32).to(i64)
@@ -33,7 +34,7 @@ def embed(
             for part in parts(k, n_embd):
                 part.store(target, _decode_element(part.load, source, format))
         else:
-            n_blocks, nbytes = n_embd // _BLOCK, _BLOCK_NBYTES[format]
+            n_blocks, nbytes = n_embd // _BLOCK, BLOCKS[format].nbytes
             source = weight.at(row * n_blocks * nbytes)
             for block in k.range(n_blocks):
                 low, high = _decode_block(k, source.at(block * nbytes), format)

@@ -285,7 +285,8 @@ class Builder(ABC):
         """acc[i] + sum of u[4i+j] * s[4i+j] for j in 0..3, exact modulo 2^32.
 
         `u` holds unsigned, `s` signed bytes; `u_max` bounds `u`, which lets targets without a
-        dot instruction take a shorter way (two products of at most 129 * 128 fit 16 bits).
+        dot instruction take a shorter way: two products of at most 129 * 127 fit 16 bits. With
+        `u_max` = 129 no byte of `s` may be -128; with less it may.
         """
 
     # -- helpers ------------------------------------------------------------------------------
