@@ -1,0 +1,6 @@
+"""Text to token ids and back: tokenizers, the streaming decoder, chat templates."""
+
+from ignis.text.stream import StreamDecoder
+from ignis.text.tokenizer import Tokenizer
+
+__all__ = ["StreamDecoder", "Tokenizer"]

@@ -1,0 +1,119 @@
+"""Text to token ids and back, as a GGUF file says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+import regex
+
+from ignis.errors import TokenizerError
+from ignis.gguf import GGUFFile
+from ignis.text.bpe import ByteLevelBPE, tokenizer_model
+from ignis.text.vocabulary import Vocabulary
+
+
+class Tokenizer:
+    """Encodes text to token ids and decodes ids to text.
+
+        tok = Tokenizer.from_gguf(open_gguf("model.gguf"))
+        tok.encode("Hello world")                    # special tokens in the text stay plain text
+        tok.encode("<|im_start|>user", special=True) # the caller trusts this text
+
+    User-defined tokens of a file are parsed in any text; control tokens only with `special`.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, model: ByteLevelBPE) -> None:
+        self.vocabulary, self.model = vocabulary, model
+        self.n_vocab = vocabulary.n_tokens
+        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
+        self.stop_ids = vocabulary.stop_ids
+        add_bos = vocabulary.option("add_bos_token", model.add_bos)
+        add_eos = vocabulary.option("add_eos_token", False)
+        self._first = [self.bos_id] if add_bos and self.bos_id is not None else []
+        self._last = [self.eos_id] if add_eos and self.eos_id is not None else []
+        user_defined = vocabulary.user_defined_ids
+        self._plain = _Partition(vocabulary, user_defined)
+        self._special = _Partition(vocabulary, user_defined | vocabulary.control_ids)
+
+    @classmethod
+    def from_gguf(cls, file: GGUFFile, pre: str | None = None) -> Tokenizer:
+        """The tokenizer of a GGUF file; `pre` overrides the pre-tokenizer that it names.
+
+        Raises `TokenizerError` for an unknown pre-tokenizer or a broken vocabulary, and
+        `UnsupportedModelError` for a kind of tokenizer that is not built yet.
+        """
+        file.require("tokenizer.ggml.model", str)  # the clearest first complaint
+        vocabulary = Vocabulary(file)
+        return cls(vocabulary, tokenizer_model(file, vocabulary, pre))
+
+    def encode(
+        self, text: str | bytes, special: bool = False, add_special: bool = False
+    ) -> list[int]:
+        """Token ids of text; bytes that are not UTF-8 are kept as they are.
+
+        `special`: parse control tokens in the text. `add_special`: add BOS and EOS where the file
+        says so.
+        """
+        ids = list(self._first) if add_special else []
+        partition = self._special if special else self._plain
+        for piece in partition.split(_valid(text)):
+            if isinstance(piece, int):
+                ids.append(piece)
+            elif piece:
+                ids += self.model.encode(piece)
+        return ids + self._last if add_special else ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of token ids; invalid UTF-8 becomes U+FFFD, control tokens are left out."""
+        kept = (i for i in ids if not (skip_special and self.is_control(i)))
+        return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; a control token gives its spelling."""
+        if not 0 <= token_id < self.n_vocab:
+            raise TokenizerError("no such token", got=token_id, wanted=f"0 to {self.n_vocab - 1}")
+        return self.model.token_bytes(token_id)
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether a token steers the model and stands for no text."""
+        return token_id in self.vocabulary.control_ids
+
+
+def _valid(text: str | bytes) -> str:
+    """Text whose only lone surrogates are U+DC80 to U+DCFF, each a byte that is not UTF-8."""
+    if isinstance(text, bytes):
+        return text.decode("utf-8", "surrogateescape")
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        other: str = regex.sub("[\ud800-\udc7f\udd00-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
+        return other.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    return text
+
+
+class _Partition:
+    """Cuts text at the spellings of some tokens, preferring the leftmost, then the longest."""
+
+    def __init__(self, vocabulary: Vocabulary, ids: Iterable[int]) -> None:
+        self._vocabulary, self._ids = vocabulary, frozenset(ids)
+
+    @cached_property  # thousands of spellings take a tenth of a second
+    def _spellings(self) -> dict[str, int]:
+        return {self._vocabulary.text_at(i): i for i in sorted(self._ids, reverse=True)}
+
+    @cached_property
+    def _pattern(self) -> Any:
+        return regex.compile(r"\L<spellings>", spellings=list(self._spellings))
+
+    def split(self, text: str) -> Iterator[str | int]:
+        """Plain text and token ids in turn."""
+        end = 0
+        for match in self._pattern.finditer(text) if self._ids else ():
+            yield text[end : match.start()]
+            yield self._spellings[match.group()]
+            end = match.end()
+        yield text[end:]
