@@ -53,8 +53,10 @@ class _Parser:
         outputs = tuple(self._use(name) for name in _split(line.removeprefix("return")))
         if (line := self._next()) != "}":
             raise self._error("the graph does not end after its return", line, "}")
-        for _, extra in self._lines:
-            raise self._error("text after the graph", extra, "nothing")
+        for number, extra in self._lines:
+            raise GraphError(
+                "text after the graph", where=f"line {number}", got=extra, wanted="nothing"
+            )
         graph = Graph(inputs, tuple(operations), outputs)
         for name, value in self._values.items():
             if value.is_weight and value.name not in graph.weights:

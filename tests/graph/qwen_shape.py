@@ -1,0 +1,71 @@
+"""The shape of Qwen2.5-0.5B, whose figures the architecture page derives; no weights needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from ignis.graph.ir import Graph
+from ignis.graph.models import ModelConfig, build_graph
+
+QWEN2_05B = ModelConfig(
+    architecture="qwen2",
+    n_layers=24,
+    n_embd=896,
+    n_heads=14,
+    n_kv_heads=2,
+    head_dim=64,
+    n_ff=4864,
+    n_vocab=151936,
+    n_ctx_train=32768,
+    norm_eps=1e-6,
+    rope_base=1e6,
+    rope_dim=64,
+    rope_style="neox",
+    tied_output=True,
+    source="qwen2.5-0.5b.gguf",
+)
+
+
+@dataclass(frozen=True)
+class FakeTensor:
+    """What lowering sees of a tensor."""
+
+    shape: tuple[int, ...]
+    format: SimpleNamespace
+
+
+def tensor(*shape: int, dtype: str = "f32") -> FakeTensor:
+    return FakeTensor(shape, SimpleNamespace(name=dtype))
+
+
+def decoder_tensors(c: ModelConfig, dtype: str = "q8_0") -> dict[str, FakeTensor]:
+    """All tensors of a decoder with biases on q, k and v if it is a qwen2."""
+    n_query, n_key = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
+    tensors = {
+        "token_embd.weight": tensor(c.n_vocab, c.n_embd, dtype=dtype),
+        "output_norm.weight": tensor(c.n_embd),
+    }
+    if not c.tied_output:
+        tensors["output.weight"] = tensor(c.n_vocab, c.n_embd, dtype=dtype)
+    for i in range(c.n_layers):
+        matrices = {
+            "attn_q": (n_query, c.n_embd),
+            "attn_k": (n_key, c.n_embd),
+            "attn_v": (n_key, c.n_embd),
+            "attn_output": (c.n_embd, n_query),
+            "ffn_gate": (c.n_ff, c.n_embd),
+            "ffn_up": (c.n_ff, c.n_embd),
+            "ffn_down": (c.n_embd, c.n_ff),
+        }
+        for name, shape in matrices.items():
+            tensors[f"blk.{i}.{name}.weight"] = tensor(*shape, dtype=dtype)
+            if c.architecture == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+                tensors[f"blk.{i}.{name}.bias"] = tensor(shape[0])
+        for name in ("attn_norm", "ffn_norm"):
+            tensors[f"blk.{i}.{name}.weight"] = tensor(c.n_embd)
+    return tensors
+
+
+def qwen2_graph() -> Graph:
+    return build_graph(QWEN2_05B, decoder_tensors(QWEN2_05B))
