@@ -22,7 +22,7 @@ graph(%x: f32[T,64]) {
     @w.bias: f32[96]
   }
   %0 = rmsnorm(%x, @norm.weight) {eps = 1e-06} : f32[T,64]
-  %0.a8 = quantize(%0) : a8[T,64]
+  %0.a8 = quantize(%0) {rows = "T"} : a8[T,64]
   %1 = matmul(%0.a8, @w, bias=@w.bias) : f32[T,96]
   %2 = rope(%1) {style = "neox", head_dim = 32, n_rot = 16, base = 10000.0} : f32[T,96]
   return %2
@@ -55,9 +55,14 @@ def test_graphs_that_differ_are_not_equal() -> None:
     graph = parse_graph(SMALL)
     assert parse_graph(SMALL.replace("1e-06", "1e-05")) != graph
     assert parse_graph(SMALL.replace('"neox"', '"interleaved"')) != graph
-    assert parse_graph(SMALL.replace("bias=@w.bias", "residual=%r").replace(
-        "    @w.bias: f32[96]\n", "").replace("(%x: f32[T,64])", "(%x: f32[T,64], %r: f32[T,96])")
-    ) != graph
+    assert (
+        parse_graph(
+            SMALL.replace("bias=@w.bias", "residual=%r")
+            .replace("    @w.bias: f32[96]\n", "")
+            .replace("(%x: f32[T,64])", "(%x: f32[T,64], %r: f32[T,96])")
+        )
+        != graph
+    )
 
 
 def test_operands_by_name() -> None:
@@ -109,6 +114,7 @@ def _builder() -> tuple[Builder, dict[str, object]]:
         "y": b.input("y", TensorType("f32", ("T", 32))),
         "q": b.input("q", TensorType("a8", ("T", 64))),
         "odd": b.input("odd", TensorType("f32", ("T", 40))),
+        "r": b.input("r", TensorType("f32", ("R", 64))),
         "w": b.weight("w", TensorType("q8_0", (32, 64))),
         "gain": b.weight("gain", TensorType("f32", (32,))),
     }
@@ -128,7 +134,7 @@ ROPE = {"style": "neox", "head_dim": 32, "n_rot": 32, "base": 1e4}
         ("normalize", "q", {"eps": 1e-6}, "unfit element type: got %q: a8"),
         ("normalize", "", {"eps": 1e-6}, "operand 'x' is missing"),
         ("normalize", "x y", {"eps": 1e-6}, "too many operands"),
-        ("scale", "x gain", {}, r"operand 'gain' does not fit: got @gain: f32\[32\], wanted f32\[64\]"),
+        ("scale", "x gain", {}, r"'gain' does not fit: got @gain: f32\[32\], wanted f32\[64\]"),
         ("scale", "x x", {}, "wrong kind: got an activation %x, wanted a weight"),
         ("matmul", "y w", {}, r"@w does not fit %y: f32\[T,32\]: got q8_0\[32,64\]"),
         ("matmul", "x w gain x", {}, "operand 'residual' does not fit"),
@@ -137,6 +143,7 @@ ROPE = {"style": "neox", "head_dim": 32, "n_rot": 32, "base": 1e4}
         ("mul", "x y", {}, "operand 'b' does not fit"),
         ("swiglu", "x y", {}, "operand 'up' does not fit"),
         ("quantize", "odd", {}, "not a number of A8 blocks: got 40"),
+        ("quantize", "r", {"rows": "R"}, "only from all tokens: got f32"),
         ("rope", "x", ROPE | {"style": "gpt"}, "attribute 'style' is invalid"),
         ("rope", "x", ROPE | {"n_rot": 34}, "bad n_rot: got 34"),
         ("rope", "odd", ROPE, "not a number of heads: got 40"),

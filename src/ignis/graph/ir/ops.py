@@ -282,7 +282,7 @@ class Swiglu(Operation):
 class Quantize(Operation):
     """Quantize rows to A8 blocks of 32 (NUMERICS 1); exact evaluation is the identity.
 
-    With rows = "R" only those that need logits are selected.
+    With rows = "R" only those that need logits are quantized, with "T" all there are.
     """
 
     name = "quantize"
@@ -290,7 +290,14 @@ class Quantize(Operation):
     rows = choice("T", "R", default="T")
 
     def infer(self) -> TensorType:
-        _, width = _matrix(self, self.x)
+        rows, width = _matrix(self, self.x)
+        if self.rows == "R" and rows != "T":
+            raise GraphError(
+                "rows can be selected only from all tokens",
+                where=self.name,
+                got=self.x.type,
+                wanted=f"f32[T,{width}]",
+            )
         if width % A8_BLOCK:
             raise GraphError(
                 "the width is not a number of A8 blocks",
@@ -298,7 +305,7 @@ class Quantize(Operation):
                 got=width,
                 wanted=f"a multiple of {A8_BLOCK}",
             )
-        return TensorType("a8", (self.rows, width))
+        return TensorType("a8", ("R" if self.rows == "R" else rows, width))
 
     def evaluate(self, step: Evaluation) -> Array:
         x = step[self.x]

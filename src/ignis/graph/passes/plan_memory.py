@@ -111,6 +111,7 @@ def verify_plan(plan: MemoryPlan) -> None:
     live: list[Value] = []
     for value in graph.inputs:
         _check_place(plan, value, live)
+    live = [value for value in live if value in uses]
     for i, op in enumerate(graph.operations):
         replaceable = [v for v in _replaceable(op) if uses[v] == i]
         for result in op.results:

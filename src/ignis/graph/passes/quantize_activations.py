@@ -10,9 +10,14 @@ from ignis.graph.ir.types import BLOCK_FORMATS
 def quantize_activations(graph: Graph) -> Graph:
     """Put one quantize before the first matmul or logits that needs a value in A8.
 
-        %0 = matmul(%x, @q) : f32[T,64]             %x.a8 = quantize(%x) : a8[T,64]
-        %1 = matmul(%x, @k) : f32[T,64]       ->    %0 = matmul(%x.a8, @q) : f32[T,64]
-                                                    %1 = matmul(%x.a8, @k) : f32[T,64]
+        %0 = matmul(%x, @q) : f32[T,64]
+        %1 = matmul(%x, @k) : f32[T,64]
+
+    becomes
+
+        %x.a8 = quantize(%x) {rows = "T"} : a8[T,64]
+        %0 = matmul(%x.a8, @q) : f32[T,64]
+        %1 = matmul(%x.a8, @k) : f32[T,64]
 
     with @q and @k of type q8_0, q4_0 or q4_1: their kernels multiply integers. Float weights
     read the f32 value itself. For logits only the rows that need them are quantized.

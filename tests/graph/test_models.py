@@ -1,0 +1,189 @@
+"""Lowering: the graphs of known architectures, and refusal of what a file must not say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ignis.errors import ModelFileError, UnsupportedModelError
+from ignis.graph.ir import parse_graph, print_graph, verify
+from ignis.graph.models import ARCHITECTURES, ModelConfig, build_graph
+from tests.graph.qwen_shape import QWEN2_05B, decoder_tensors, tensor
+
+TINY = replace(
+    QWEN2_05B, n_layers=1, n_embd=64, n_heads=2, n_kv_heads=1, head_dim=32, n_ff=96, n_vocab=300,
+    rope_dim=32, source="tiny.gguf",
+)  # fmt: skip
+
+METADATA: dict[str, object] = {
+    "general.architecture": "qwen2",
+    "qwen2.block_count": 1,
+    "qwen2.context_length": 32768,
+    "qwen2.embedding_length": 64,
+    "qwen2.feed_forward_length": 96,
+    "qwen2.attention.head_count": 2,
+    "qwen2.attention.head_count_kv": 1,
+    "qwen2.attention.layer_norm_rms_epsilon": 1e-6,
+    "qwen2.rope.freq_base": 1e6,
+    "tokenizer.ggml.tokens": ["a"] * 290,
+}
+
+
+def _file(**changes: object) -> Any:
+    """An open file; `__` stands for a dot, None removes a key."""
+    metadata = dict(METADATA)
+    for key, value in changes.items():
+        metadata["qwen2." + key.replace("__", ".")] = value
+    kept = {key: value for key, value in metadata.items() if value is not None}
+    return SimpleNamespace(path="tiny.gguf", metadata=kept, tensors=decoder_tensors(TINY))
+
+
+def test_config_of_a_file() -> None:
+    assert ModelConfig.from_gguf(_file()) == TINY
+
+
+def test_defaults_where_the_file_says_nothing() -> None:
+    config = ModelConfig.from_gguf(_file(attention__head_count_kv=None, rope__freq_base=None))
+    assert config.n_kv_heads == config.n_heads == 2
+    assert config.rope_base == 10000.0
+    wide = ModelConfig.from_gguf(_file(attention__key_length=48, attention__value_length=48))
+    assert (wide.head_dim, wide.rope_dim) == (48, 48)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("block_count", None, "bad qwen2.block_count: got nothing, wanted an integer from 1"),
+        ("block_count", 0, "bad qwen2.block_count: got 0"),
+        ("block_count", -3, "bad qwen2.block_count: got -3"),
+        ("block_count", 2**40, "bad qwen2.block_count: got 1099511627776"),
+        ("block_count", 1.0, "bad qwen2.block_count: got 1.0"),
+        ("block_count", True, "bad qwen2.block_count: got True"),
+        ("block_count", "x" * 999, "bad qwen2.block_count: got 'xxx"),
+        ("attention__head_count_kv", np.array([1, 2]), "head_count_kv: got a ndarray"),
+        ("attention__head_count_kv", 3, "wanted a divisor of head_count 2"),
+        ("attention__head_count", 3, "head_count: got 3|head_count_kv"),
+        ("attention__head_count", 128, "wanted a divisor of embedding_length 64"),
+        ("attention__layer_norm_rms_epsilon", None, "epsilon: got nothing"),
+        ("attention__layer_norm_rms_epsilon", float("nan"), "epsilon: got nan"),
+        ("rope__freq_base", 0.0, "freq_base: got 0.0"),
+        ("rope__freq_base", float("inf"), "freq_base: got inf"),
+        ("rope__dimension_count", 34, "wanted an even number up to 32"),
+        ("rope__dimension_count", 15, "wanted an even number up to 32"),
+    ],
+)
+def test_senseless_values_are_refused(key: str, value: object, message: str) -> None:
+    with pytest.raises(ModelFileError, match=message) as caught:
+        ModelConfig.from_gguf(_file(**{key: value}))
+    assert str(caught.value).startswith("tiny.gguf: ")
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope__scaling__type", "yarn"),
+        ("rope__scaling__type", "linear"),
+        ("rope__scaling__factor", 4.0),
+        ("rope__scale_linear", 2.0),
+        ("rope__scaling__attn_factor", 1.1),
+        ("expert_count", 8),
+        ("attention__sliding_window", 4096),
+        ("attention__causal", False),
+        ("attention__clamp_kqv", 8.0),
+        ("attention__scale", 0.1),
+        ("attention__value_length", 16),
+        ("logit_scale", 0.5),
+        ("final_logit_softcapping", 30.0),
+        ("attn_logit_softcapping", np.array([1.0])),
+    ],
+)
+def test_features_are_refused_never_ignored(key: str, value: object) -> None:
+    """A model that runs but computes something else is worse than one that does not run."""
+    with pytest.raises(UnsupportedModelError, match=key.replace("__", r"\.")):
+        ModelConfig.from_gguf(_file(**{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope__scaling__type", "none"),
+        ("rope__scaling__factor", 1.0),
+        ("expert_count", 0),
+        ("attention__sliding_window", 32768),
+        ("attention__causal", True),
+    ],
+)
+def test_features_that_change_nothing_are_taken(key: str, value: object) -> None:
+    assert ModelConfig.from_gguf(_file(**{key: value})) == TINY
+
+
+def test_unknown_architectures_are_listed() -> None:
+    file = _file()
+    for name in ("gpt-neox", 3, None):
+        file.metadata["general.architecture"] = name
+        with pytest.raises(ModelFileError, match="architecture"):
+            ModelConfig.from_gguf(file)
+    with pytest.raises(UnsupportedModelError, match="got 'mamba', wanted llama or qwen2"):
+        build_graph(replace(TINY, architecture="mamba"), decoder_tensors(TINY))
+
+
+def test_fewer_rows_than_tokens() -> None:
+    file = _file()
+    file.metadata["tokenizer.ggml.tokens"] = ["a"] * 301
+    with pytest.raises(ModelFileError, match="fewer rows than there are tokens: got 300"):
+        ModelConfig.from_gguf(file)
+    file.tensors["token_embd.weight"] = tensor(300)
+    with pytest.raises(ModelFileError, match="missing or misshapen"):
+        ModelConfig.from_gguf(file)
+
+
+@pytest.mark.parametrize("name", decoder_tensors(TINY))
+def test_every_tensor_is_needed_in_its_shape(name: str) -> None:
+    tensors = decoder_tensors(TINY)
+    first = tensors.pop(name)
+    with pytest.raises(ModelFileError, match=rf"tiny.gguf: tensor {name} is missing: wanted"):
+        build_graph(TINY, tensors)
+    tensors[name] = tensor(*first.shape[:-1], first.shape[-1] + 32)
+    with pytest.raises(ModelFileError, match=rf"tiny.gguf: tensor {name} has the wrong shape"):
+        build_graph(TINY, tensors)
+    tensors[name] = tensor(*first.shape, dtype="q9_9")
+    with pytest.raises(UnsupportedModelError, match="unsupported type: got q9_9, wanted f32"):
+        build_graph(TINY, tensors)
+
+
+def test_a_tensor_without_a_place_is_refused() -> None:
+    tensors = decoder_tensors(TINY) | {"blk.0.attn_q_norm.weight": tensor(32)}
+    with pytest.raises(UnsupportedModelError, match=r"attn_q_norm\.weight has no place in"):
+        build_graph(TINY, tensors)
+
+
+def test_output_tied_or_not() -> None:
+    tied = build_graph(TINY, decoder_tensors(TINY))
+    assert tied.operations[-1].operands[1].weight_name == "token_embd.weight"
+    untied = replace(TINY, tied_output=False)
+    graph = build_graph(untied, decoder_tensors(untied))
+    assert graph.operations[-1].operands[1].weight_name == "output.weight"
+
+
+def test_frequency_factors_reach_every_rope() -> None:
+    llama = replace(TINY, architecture="llama", rope_style="interleaved")
+    graph = build_graph(llama, decoder_tensors(llama) | {"rope_freqs.weight": tensor(16)})
+    ropes = [op for op in graph.operations if op.name == "rope"]
+    assert len(ropes) == 2
+    assert all(op.operand("factors") is not None for op in ropes)
+    assert all(op.attributes["style"] == "interleaved" for op in ropes)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_graphs_verify_and_round_trip(architecture: str) -> None:
+    style = ARCHITECTURES[architecture].rope_style
+    config = replace(TINY, architecture=architecture, rope_style=style)
+    graph = build_graph(config, decoder_tensors(config))
+    verify(graph)
+    assert parse_graph(print_graph(graph)) == graph
+    assert len(graph.operations) == 18 + 3

@@ -1,0 +1,254 @@
+"""Passes on small textual graphs: what they rewrite, what they leave alone, that meaning stays."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ignis.errors import GraphError, UsageError
+from ignis.graph import passes
+from ignis.graph.ir import Graph, parse_graph, print_graph, verify
+from ignis.graph.ir.interpreter import ReferenceCache, interpret
+from ignis.graph.passes import PIPELINE, TOGGLES, Pass, pipeline, run_pipeline
+from ignis.graph.passes.fuse_norm import fuse_norm
+from ignis.graph.passes.fuse_swiglu import fuse_swiglu
+from tests.graph.qwen_shape import qwen2_graph
+
+PASS_BY_NAME = {p.name: p for p in PIPELINE}
+
+HEADER = """\
+graph(%x: f32[T,64], %y: f32[T,64]) {
+  weights {
+    @gain: f32[64]
+    @f: f16[64,64]
+    @q: q4_0[64,64]
+    @k: q8_0[64,64]
+    @bias: f32[64]
+  }
+"""
+ATTEND = "{layer = 0, n_heads = 2, n_kv_heads = 2, head_dim = 32, scale = 0.5}"
+
+
+def _graph(*lines: str) -> Graph:
+    """Lines without their type, which is f32[T,64] unless given; unused weights are left out."""
+    body = [line if " : " in line or line[0] == "r" else f"{line} : f32[T,64]" for line in lines]
+    used = "\n".join(body)
+    header = [
+        line
+        for line in HEADER.splitlines()
+        if not line.strip().startswith("@")
+        or any(line.split(":")[0].strip() + end in used for end in ",)")
+    ]
+    if header[-2].strip() == "weights {":
+        del header[-2:]
+    return parse_graph("\n".join([*header, *body, "}"]))
+
+
+CASES = {
+    "dead_code": [
+        (
+            "an unused chain goes",
+            ["%0 = silu(%x)", "%1 = mul(%0, %0)", "%2 = add(%x, %y)", "return %2"],
+            ["%2 = add(%x, %y)", "return %2"],
+        ),
+        (
+            "an effect stays, and what it needs",
+            ["%0 = silu(%x)", f"%1 = attention(%0, %x, %y) {ATTEND}", "%2 = silu(%y)", "return %2"],
+            None,
+        ),
+    ],
+    "fuse_norm": [
+        (
+            "a pair",
+            ["%0 = normalize(%x) {eps = 1e-06}", "%1 = scale(%0, @gain)", "return %1"],
+            ["%1 = rmsnorm(%x, @gain) {eps = 1e-06}", "return %1"],
+        ),
+        (
+            "read twice: no",
+            ["%0 = normalize(%x) {eps = 1e-06}", "%1 = scale(%0, @gain)", "%2 = add(%0, %1)",
+             "return %2"],
+            None,
+        ),
+        (
+            "also an output: no",
+            ["%0 = normalize(%x) {eps = 1e-06}", "%1 = scale(%0, @gain)", "return %0, %1"],
+            None,
+        ),
+        ("scale alone: no", ["%1 = scale(%x, @gain)", "return %1"], None),
+    ],
+    "fuse_swiglu": [
+        (
+            "gate first",
+            ["%0 = silu(%x)", "%1 = mul(%0, %y)", "return %1"],
+            ["%1 = swiglu(%x, %y)", "return %1"],
+        ),
+        (
+            "gate second",
+            ["%0 = silu(%x)", "%1 = mul(%y, %0)", "return %1"],
+            ["%1 = swiglu(%x, %y)", "return %1"],
+        ),
+        ("squared: no", ["%0 = silu(%x)", "%1 = mul(%0, %0)", "return %1"], None),
+        (
+            "both are silus: the first",
+            ["%0 = silu(%x)", "%1 = silu(%y)", "%2 = mul(%0, %1)", "return %2"],
+            ["%1 = silu(%y)", "%2 = swiglu(%x, %1)", "return %2"],
+        ),
+    ],
+    "fuse_residual": [
+        (
+            "with bias, and moved below what it adds",
+            ["%0 = matmul(%x, @f, bias=@bias)", "%1 = silu(%y)", "%2 = add(%1, %0)", "return %2"],
+            ["%1 = silu(%y)", "%2 = matmul(%x, @f, bias=@bias, residual=%1)", "return %2"],
+        ),
+        (
+            "two matmuls: the second takes the first in",
+            ["%0 = matmul(%x, @f)", "%1 = matmul(%y, @f)", "%2 = add(%0, %1)", "return %2"],
+            ["%0 = matmul(%x, @f)", "%2 = matmul(%y, @f, residual=%0)", "return %2"],
+        ),
+        (
+            "a chain of adds",
+            ["%0 = matmul(%x, @f)", "%1 = add(%0, %y)", "%2 = matmul(%1, @f)", "%3 = add(%1, %2)",
+             "return %3"],
+            ["%1 = matmul(%x, @f, residual=%y)", "%3 = matmul(%1, @f, residual=%1)", "return %3"],
+        ),
+        (
+            "it has a residual already: no",
+            ["%0 = matmul(%x, @f, residual=%y)", "%1 = add(%x, %0)", "return %1"],
+            None,
+        ),
+        ("doubled: no", ["%0 = matmul(%x, @f)", "%1 = add(%0, %0)", "return %1"], None),
+    ],
+    "quantize_activations": [
+        (
+            "once a value, before its first use",
+            ["%0 = matmul(%x, @q)", "%1 = matmul(%x, @k, bias=@bias, residual=%0)", "return %1"],
+            ['%x.a8 = quantize(%x) {rows = "T"} : a8[T,64]', "%0 = matmul(%x.a8, @q)",
+             "%1 = matmul(%x.a8, @k, bias=@bias, residual=%0)", "return %1"],
+        ),
+        (
+            "float weights read the value itself",
+            ["%0 = matmul(%x, @f)", "%1 = matmul(%x, @q, residual=%0)", "return %1"],
+            ["%0 = matmul(%x, @f)", '%x.a8 = quantize(%x) {rows = "T"} : a8[T,64]',
+             "%1 = matmul(%x.a8, @q, residual=%0)", "return %1"],
+        ),
+        (
+            "logits",
+            ['%0 = logits(%x, @q) {rows = "R"} : f32[R,64]', "return %0"],
+            ['%x.a8 = quantize(%x) {rows = "R"} : a8[R,64]',
+             '%0 = logits(%x.a8, @q) {rows = "R"} : f32[R,64]', "return %0"],
+        ),
+        (
+            "quantized already: one more is not wanted",
+            ['%0 = quantize(%x) {rows = "T"} : a8[T,64]', "%1 = matmul(%0, @q)",
+             "%2 = matmul(%x, @q, residual=%1)", "return %2"],
+            ['%0 = quantize(%x) {rows = "T"} : a8[T,64]', "%1 = matmul(%0, @q)",
+             "%2 = matmul(%0, @q, residual=%1)", "return %2"],
+        ),
+        (
+            "the name is taken",
+            ["%x.a8 = silu(%x)", "%0 = matmul(%x, @q, residual=%x.a8)", "return %0"],
+            ["%x.a8 = silu(%x)", '%x.a8_ = quantize(%x) {rows = "T"} : a8[T,64]',
+             "%0 = matmul(%x.a8_, @q, residual=%x.a8)", "return %0"],
+        ),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        pytest.param(name, before, after, id=f"{name}: {title}")
+        for name, cases in CASES.items()
+        for title, before, after in cases
+    ],
+)
+def test_rewrites(name: str, before: list[str], after: list[str] | None) -> None:
+    """A pass fuses what it must not, misses what it should, or changes what is computed."""
+    graph = _graph(*before)
+    rewritten = PASS_BY_NAME[name].function(graph)
+    verify(rewritten)
+    assert print_graph(rewritten) == print_graph(_graph(*(after or before)))
+    np.testing.assert_allclose(_evaluate(rewritten), _evaluate(graph), rtol=1e-14)
+
+
+def _evaluate(graph: Graph) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    weights = {n: rng.normal(size=(64, 64)) for n in "fqk"}
+    weights |= {n: rng.normal(size=64) for n in ("gain", "bias")}
+    inputs = {value.name: rng.normal(size=(3, 64)) for value in graph.inputs}
+    table = np.arange(3), np.zeros(3, dtype=int), np.arange(3)
+    return np.array(interpret(graph, inputs, weights.__getitem__, ReferenceCache(), *table))
+
+
+def test_every_pass_is_a_file_a_function_and_has_cases() -> None:
+    """The command line's names, the files' and the functions' are the same."""
+    folder = Path(passes.__file__).parent
+    for step in PIPELINE:
+        assert (folder / f"{step.name}.py").is_file()
+        assert step.function.__name__ == step.name
+        assert step.function.__doc__
+        assert CASES[step.name]
+
+
+def test_figures_of_the_architecture_page() -> None:
+    """435 operations, 49 + 24 fusions, 362 left, 363 values of 2760.5 KiB."""
+    graph = qwen2_graph()
+    assert len(graph.operations) == 435
+    fused = fuse_swiglu(fuse_norm(graph))
+    assert len(fused.operations) == 362
+    assert (fused.kinds["rmsnorm"], fused.kinds["swiglu"]) == (49, 24)
+    assert len(fused.values) == 363
+    assert fused.activation_nbytes(1, 1) == 706_688 * 4 == 2760.5 * 1024
+
+
+def test_reports_of_a_whole_run() -> None:
+    graph, reports = run_pipeline(qwen2_graph(), check=True)
+    assert [r.name for r in reports] == [p.name for p in PIPELINE]
+    assert [r.ops_before for r in reports[1:]] == [r.ops_after for r in reports[:-1]]
+    counts = {name: n for r in reports for name, n in r.counts.items()}
+    wanted = {"rmsnorm": 49, "swiglu": 24, "matmul+residual": 48, "quantize": 4 * 24 + 1}
+    assert counts == wanted
+    assert len(graph.operations) == 362 - 48 + 97
+    assert all(r.seconds >= 0 for r in reports)
+
+
+@pytest.mark.parametrize(
+    "disabled", [set(names) for n in range(5) for names in combinations(TOGGLES[:-1], n)]
+)
+def test_every_subset_of_passes_gives_a_sound_graph(disabled: set[str]) -> None:
+    seen: list[str] = []
+    graph, _ = run_pipeline(
+        qwen2_graph(), disabled, lambda step, _: seen.append(step.name), check=True
+    )
+    verify(graph, legalized=True)
+    assert seen == [p.name for p in PIPELINE if p.name not in disabled]
+    assert ("rmsnorm" in graph.kinds) == ("fuse_norm" not in disabled)
+    assert ("matmul+residual" in graph.kinds) == ("fuse_residual" not in disabled)
+
+
+def test_passes_do_nothing_twice() -> None:
+    once, _ = run_pipeline(qwen2_graph())
+    again, _ = run_pipeline(once)
+    assert again == once
+
+
+def test_wrong_names_are_refused() -> None:
+    graph = _graph("%0 = silu(%x)", "return %0")
+    run_pipeline(graph, {"plan_memory"})
+    with pytest.raises(UsageError, match="no such pass: got fuse_all, wanted dead_code or"):
+        run_pipeline(graph, {"fuse_all"})
+    with pytest.raises(UsageError, match="can't be switched off: got quantize_activations"):
+        run_pipeline(graph, ["quantize_activations"])
+
+
+def test_a_pass_that_breaks_the_graph_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backwards(graph: Graph) -> Graph:
+        return graph.with_operations(graph.operations[::-1])
+
+    monkeypatch.setattr(pipeline, "PIPELINE", (Pass("backwards", backwards),))
+    graph = _graph("%0 = silu(%x)", "%1 = silu(%0)", "return %1")
+    with pytest.raises(GraphError, match="after pass backwards: rule V2"):
+        run_pipeline(graph, check=True)
