@@ -14,7 +14,7 @@ export PROMPT
 .PHONY: run test lint wheel clean
 
 run: $(VENV)/.installed
-	@$(BIN)/ignis pull smollm2
+	@$(BIN)/ignis pull smollm2 >/dev/null
 	@printf '%s' "$$PROMPT" | $(BIN)/ignis run
 
 test: $(VENV)/.installed-dev

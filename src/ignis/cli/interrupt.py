@@ -1,0 +1,65 @@
+"""Ctrl-C is heard within half a second, even inside a long native call.
+
+Python runs its signal handlers between byte codes, so a call into LLVM that takes a second holds
+Ctrl-C up for a second. `prompt_interrupt` has the system write a byte for each signal into a
+socket (`signal.set_wakeup_fd`); a thread reads it and, if the main thread has not come round to its
+handler in time, ends the process.
+
+For phases that have nothing to lose (compiling, measuring). Steps of the engine need it not: the
+runtime makes them return early, which keeps the conversation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from ignis.cli.app import INTERRUPTED
+
+_PATIENCE_SECONDS = 0.4
+
+
+@contextlib.contextmanager
+def prompt_interrupt() -> Iterator[None]:
+    """Guard the body.
+
+    Does nothing outside the main thread, where signals cannot be caught, and where somebody else
+    handles SIGINT or it is ignored, as in a shell's background job.
+    """
+    if threading.current_thread() is not threading.main_thread() \
+            or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    heard = threading.Event()
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        heard.set()
+        raise KeyboardInterrupt
+
+    def watch() -> None:
+        while signals := receiver.recv(64):
+            if signal.SIGINT in signals:
+                if not heard.wait(_PATIENCE_SECONDS):
+                    os._exit(INTERRUPTED)
+                heard.clear()
+
+    thread = threading.Thread(target=watch, name="ignis-interrupt", daemon=True)
+    thread.start()
+    previous = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.set_wakeup_fd(previous)
+        heard.set()
+        sender.close()
+        thread.join()
+        receiver.close()
