@@ -1,0 +1,177 @@
+"""Small random models of both architectures, complete with a vocabulary, as GGUF files.
+
+    path = write_random_model(tmp_path / "m.gguf", architecture="qwen2", formats=("q8_0", "f16"))
+
+The same options and seed give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ignis.gguf import GGUFWriter
+from ignis.text.bytelevel import to_characters
+
+BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1")
+FLOAT_FORMATS = ("f32", "f16", "bf16")
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MERGES = (
+    "t h", "i n", "e r", "a n", "o n", "r e", "th e", "e n", "a t", "o r", "in g", "an d",
+    "Ġ t", "Ġ a", "Ġ the", "Ġ s", "Ġ w", "Ġ o", "o u", "i s", "i t", "e s", "Ġ c", "Ġ b",
+    "Ġ in", "Ġ an d", "Ġ f", "l l", "Ġt h", "a r", "e d", "Ġ p", "l e", "Ġ m", "o f", "Ġ of",
+    "Ċ Ċ", "u s", "Ġ d", "a l", "y o",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomModel:
+    """The options of a model. Each matrix draws its format from `formats`."""
+
+    architecture: str = "llama"
+    formats: tuple[str, ...] = ("q8_0",)
+    n_layers: int = 2
+    n_embd: int = 64
+    n_heads: int = 4
+    n_kv_heads: int = 2
+    head_dim: int = 32
+    n_ff: int = 96
+    n_ctx: int = 1024
+    rope_base: float = 10000.0
+    rope_dim: int | None = None  # the whole head
+    rope_factors: bool = False
+    tied: bool = True
+    biases: bool | None = None  # on q, k and v; as the architecture has them
+    pre_tokenizer: str = "qwen2"
+    seed: int = 0
+
+    @property
+    def has_biases(self) -> bool:
+        return self.architecture == "qwen2" if self.biases is None else self.biases
+
+    def write(self, path: Path) -> Path:
+        """Write the model as a GGUF file and return its path."""
+        writer = GGUFWriter(path, self.architecture)
+        tokens = vocabulary()
+        self._add_hyperparameters(writer)
+        _add_vocabulary(writer, tokens, self.pre_tokenizer)
+        self._add_tensors(writer, len(tokens))
+        writer.write()
+        return path
+
+    def _add_hyperparameters(self, writer: GGUFWriter) -> None:
+        values: dict[str, int | float] = {
+            "block_count": self.n_layers,
+            "context_length": self.n_ctx,
+            "embedding_length": self.n_embd,
+            "feed_forward_length": self.n_ff,
+            "attention.head_count": self.n_heads,
+            "attention.head_count_kv": self.n_kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "rope.freq_base": self.rope_base,
+            "rope.dimension_count": self.rope_dim or self.head_dim,
+        }
+        writer.add("general.name", f"random {self.architecture}")
+        for key, value in values.items():
+            writer.add(f"{self.architecture}.{key}", value)
+
+    def _add_tensors(self, writer: GGUFWriter, n_vocab: int) -> None:
+        rng = np.random.default_rng(self.seed)
+
+        def matrix(name: str, n_rows: int, n_columns: int) -> None:
+            weights = rng.normal(0, 1.5 / np.sqrt(n_columns), (n_rows, n_columns))
+            chosen = self.formats[int(rng.integers(len(self.formats)))]
+            writer.add_tensor(f"{name}.weight", weights.astype(np.float32), chosen)
+
+        def vector(name: str, n: int, mean: float, deviation: float) -> None:
+            writer.add_tensor(name, rng.normal(mean, deviation, n).astype(np.float32), "f32")
+
+        matrix("token_embd", n_vocab, self.n_embd)
+        if not self.tied:
+            matrix("output", n_vocab, self.n_embd)
+        vector("output_norm.weight", self.n_embd, 1, 0.2)
+        if self.rope_factors:
+            factors = np.linspace(1, 8, (self.rope_dim or self.head_dim) // 2)
+            writer.add_tensor("rope_freqs.weight", factors.astype(np.float32), "f32")
+        for i in range(self.n_layers):
+            self._add_layer(f"blk.{i}", matrix, vector)
+
+    def _add_layer(
+        self, blk: str, matrix: Callable[..., None], vector: Callable[..., None]
+    ) -> None:
+        n_query, n_key = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        for name, n in (("attn_q", n_query), ("attn_k", n_key), ("attn_v", n_key)):
+            matrix(f"{blk}.{name}", n, self.n_embd)
+            if self.has_biases:
+                vector(f"{blk}.{name}.bias", n, 0, 0.5)
+        matrix(f"{blk}.attn_output", self.n_embd, n_query)
+        matrix(f"{blk}.ffn_gate", self.n_ff, self.n_embd)
+        matrix(f"{blk}.ffn_up", self.n_ff, self.n_embd)
+        matrix(f"{blk}.ffn_down", self.n_embd, self.n_ff)
+        for name in ("attn_norm", "ffn_norm"):
+            vector(f"{blk}.{name}.weight", self.n_embd, 1, 0.2)
+
+
+def write_random_model(path: Path, **options: Any) -> Path:
+    """Write `RandomModel(**options)` to `path`."""
+    return RandomModel(**options).write(path)
+
+
+def random_options(seed: int) -> RandomModel:
+    """A model of random shape and kind: every option varies, sizes around the vector width."""
+    rng = np.random.default_rng(seed)
+
+    def pick(*choices: Any) -> Any:
+        return choices[int(rng.integers(len(choices)))]
+
+    head_dim, n_kv_heads = pick(32, 64), pick(1, 2, 3)
+    architecture = pick("llama", "qwen2")
+    return RandomModel(
+        architecture=architecture,
+        formats=pick(*((f,) for f in BLOCK_FORMATS + FLOAT_FORMATS), BLOCK_FORMATS, FLOAT_FORMATS),
+        n_layers=pick(1, 2, 3),
+        n_embd=pick(64, 96, 128),
+        n_heads=n_kv_heads * pick(1, 2, 3),
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        n_ff=pick(32, 96, 160, 256),
+        rope_base=pick(1e4, 1e6),
+        rope_dim=pick(None, head_dim // 2),
+        rope_factors=pick(False, True),
+        tied=pick(False, True),
+        biases=pick(None, True) if architecture == "llama" else None,
+        pre_tokenizer=pick("qwen2", "smollm", "gpt-2"),
+        seed=seed,
+    )
+
+
+def random_models(folder: Path, n_models: int, seed: int = 0) -> Iterator[tuple[RandomModel, Path]]:
+    """Write `n_models` models of random options, one after the other."""
+    for i in range(seed, seed + n_models):
+        model = random_options(i)
+        yield model, model.write(folder / f"random-{i}.gguf")
+
+
+def vocabulary() -> list[str]:
+    """300 tokens: the 256 bytes, what the merges make, three control tokens."""
+    merged = dict.fromkeys(merge.replace(" ", "") for merge in MERGES)
+    return [*(to_characters(bytes([b])) for b in range(256)), *merged, *CONTROL]
+
+
+def _add_vocabulary(writer: GGUFWriter, tokens: list[str], pre_tokenizer: str) -> None:
+    normal, control = 1, 3
+    kinds = [control if token in CONTROL else normal for token in tokens]
+    writer.add("tokenizer.ggml.model", "gpt2")
+    writer.add("tokenizer.ggml.pre", pre_tokenizer)
+    writer.add("tokenizer.ggml.tokens", tokens)
+    writer.add("tokenizer.ggml.token_type", np.array(kinds, dtype=np.int32))
+    writer.add("tokenizer.ggml.merges", list(MERGES))
+    writer.add("tokenizer.ggml.bos_token_id", tokens.index("<|endoftext|>"))
+    writer.add("tokenizer.ggml.eos_token_id", tokens.index("<|im_end|>"))
+    writer.add("tokenizer.ggml.add_bos_token", False)
