@@ -1,0 +1,72 @@
+"""exp, the root of softmax and silu, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ignis.kernels import math
+from ignis.kernels.lang import Builder, Value, f32, kernel, ptr
+from tests.kernels.helpers import assert_same_bits, hostile_floats, run, run_everywhere
+
+
+@kernel(x=ptr, y=ptr)
+def exp16(k: Builder, *, x: Value, y: Value, begin: Value, end: Value, scratch: Value) -> None:
+    """exp of rows of 16."""
+    for i in k.range(begin, end):
+        y.at(i * 64).store(math.exp(k, x.at(i * 64).load(f32.x(16))))
+
+
+@kernel(x=ptr, y=ptr)
+def exp1(k: Builder, *, x: Value, y: Value, begin: Value, end: Value, scratch: Value) -> None:
+    """exp of one value."""
+    for i in k.range(begin, end):
+        y.at(i * 4).store(math.exp(k, x.at(i * 4).load(f32)))
+
+
+def _exp(x: Any) -> Any:
+    return run(exp16(), "host", {"x": x, "y": np.zeros_like(x)}, len(x) // 16, ["y"])["y"]
+
+
+def test_exp_is_within_one_unit_in_the_last_place() -> None:
+    """Normal results; the true value is float64's, far finer than the bound."""
+    x = np.linspace(-87.3, 88.7, 1 << 20).astype(np.float32)
+    wanted = np.exp(x.astype(np.float64))
+    units = abs(_exp(x) - wanted) / np.spacing(wanted.astype(np.float32))
+    assert units.max() < 1.0
+    small = np.linspace(-0.01, 0.01, 1 << 12).astype(np.float32)
+    wanted = np.exp(small.astype(np.float64))
+    assert (abs(_exp(small) - wanted) / np.spacing(wanted.astype(np.float32))).max() < 0.75
+
+
+def test_exp_rounds_subnormal_results_once() -> None:
+    """Below 2^-126 the error stays below one step of 2^-149, down to zero."""
+    x = np.linspace(-104.5, -87.2, 1 << 16).astype(np.float32)
+    y = _exp(x)
+    assert (abs(y - np.exp(x.astype(np.float64))) < 2.0**-149).all()
+    assert (y[x > -103.9] > 0).all() and (y[x < -103.98] == 0).all()
+
+
+def test_exp_never_falls() -> None:
+    """A softmax weight may not exceed that of a larger score by more than rounding."""
+    x = np.sort(np.random.default_rng(0).uniform(-105, 89, 1 << 16).astype(np.float32))
+    y = _exp(x).astype(np.float64)
+    assert (y[1:] >= y[:-1] * (1 - 2.0**-23)).all()
+
+
+def test_exp_at_the_edges() -> None:
+    x = np.zeros(16, np.float32)
+    x[:10] = [0.0, -0.0, np.inf, -np.inf, np.nan, 88.8, 1e38, -1e38, -104.0, 88.72]
+    y = run_everywhere(exp16(), {"x": x, "y": np.zeros_like(x)}, 1)
+    assert y[0] == 1 and y[1] == 1 and y[2] == np.inf and y[3] == 0 and np.isnan(y[4])
+    assert y[5] == np.inf and y[6] == np.inf and y[7] == 0 and y[8] == 0 and np.isfinite(y[9])
+
+
+def test_exp_has_the_same_bits_everywhere_and_for_scalars() -> None:
+    rng = np.random.default_rng(1)
+    usual = rng.uniform(-110, 95, 4096).astype(np.float32)
+    x = np.concatenate([usual, hostile_floats(rng, 1024)])
+    y = run_everywhere(exp16(), {"x": x, "y": np.zeros_like(x)}, len(x) // 16)
+    scalars = run(exp1(), "host", {"x": x, "y": np.zeros_like(x)}, len(x), ["y"])["y"]
+    assert_same_bits(scalars, y, "scalar exp")

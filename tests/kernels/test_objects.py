@@ -1,0 +1,109 @@
+"""Object code for every kind of processor: complete in itself, whichever machine compiles it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import struct
+from typing import Any
+
+import pytest
+
+import ignis.kernels
+from ignis.kernels.lang import Kernel, KernelFamily
+from ignis.native.codegen import emit_object
+from ignis.native.emit import emit_kernel, new_module
+from ignis.target import Target
+
+_WEIGHTS: list[dict[str, Any]] = [{"format": name} for name in ("q8_0", "q4_0", "q4_1")]
+_FLOATS: list[dict[str, Any]] = [{"format": name} for name in ("f32", "f16", "bf16")]
+# The compile-time choices to emit of each kernel that has any.
+_CHOICES: dict[str, list[dict[str, Any]]] = {
+    "embed": _WEIGHTS + _FLOATS,
+    "matmul_rows": _WEIGHTS,
+    "matmul_mapped": _WEIGHTS[2:],
+    "matmul_packed": _WEIGHTS[:1],
+    "pack_panels": _WEIGHTS,
+    "matmul_float": _FLOATS,
+    "rope": [
+        {"head_dim": 64, "n_rot": 64, "style": "neox"},
+        {"head_dim": 80, "n_rot": 36, "style": "interleaved"},
+    ],
+    "kv_store": [{"head_dim": 64}],
+    "attend": [{"head_dim": 64, "group": 3}, {"head_dim": 80, "group": 1}],
+}
+# The linker itself provides this name: position-independent code finds its constants from it.
+_OF_THE_LINKER = {"_GLOBAL_OFFSET_TABLE_"}
+_MACHINES = {"x86_64": 62, "aarch64": 183}
+
+
+def families() -> list[KernelFamily]:
+    """Every kernel of the package, found by looking through its modules."""
+    found: dict[int, KernelFamily] = {}
+    for module in pkgutil.iter_modules(ignis.kernels.__path__, "ignis.kernels."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, KernelFamily):
+                found[id(value)] = value
+    return list(found.values())
+
+
+def _kernels() -> list[Kernel]:
+    return [family(**choice) for family in families() for choice in _CHOICES.get(family.name, [{}])]
+
+
+def elf_symbols(data: bytes) -> tuple[int, dict[str, bool]]:
+    """The machine of an ELF object and its named symbols: whether each is defined."""
+    assert data[:6] == b"\x7fELF\x02\x01", "not a 64-bit little-endian ELF object"
+    (machine,) = struct.unpack_from("<H", data, 18)
+    (table,) = struct.unpack_from("<Q", data, 40)
+    entry_size, count = struct.unpack_from("<HH", data, 58)
+    sections = [
+        struct.unpack_from("<IIQQQQIIQQ", data, table + i * entry_size) for i in range(count)
+    ]
+    symbols: dict[str, bool] = {}
+    for _, kind, _, _, offset, size, link, _, _, _ in sections:
+        if kind != 2:  # SHT_SYMTAB
+            continue
+        names = data[sections[link][4] :]
+        for place in range(offset, offset + size, 24):
+            name_at, _, _, section = struct.unpack_from("<IBBH", data, place)
+            name = names[name_at : names.index(b"\0", name_at)].decode()
+            if name:
+                symbols[name] = section != 0
+    return machine, symbols
+
+
+@pytest.mark.parametrize("level", Target.levels())
+def test_objects_have_no_undefined_symbols(level: str) -> None:
+    """A call into a library that the JIT cannot find kills the process (NUMERICS 0)."""
+    target = Target.level(level)
+    for kernel in _kernels():
+        module = new_module(target, kernel.symbol)
+        emit_kernel(module, target, kernel)
+        machine, symbols = elf_symbols(emit_object(module, target))
+        assert machine == _MACHINES[target.triple.split("-")[0]]
+        assert symbols[kernel.symbol], f"{kernel.symbol} does not define itself"
+        undefined = {name for name, is_defined in symbols.items() if not is_defined}
+        undefined -= _OF_THE_LINKER
+        assert not undefined, f"{kernel.symbol} for {level} needs {undefined}"
+
+
+def test_the_parser_sees_undefined_symbols() -> None:
+    """Otherwise the test above proves nothing."""
+    from llvmlite import ir
+
+    target = Target.level("x86-64-v2")
+    module = new_module(target, "calls")
+    signature = ir.FunctionType(ir.VoidType(), [])
+    outside = ir.Function(module, signature, "outside")
+    builder = ir.IRBuilder(ir.Function(module, signature, "inside").append_basic_block())
+    builder.call(outside, [])
+    builder.ret_void()
+    _, symbols = elf_symbols(emit_object(module, target))
+    assert symbols["inside"] and not symbols["outside"]
+
+
+def test_symbols_are_unique() -> None:
+    """The object cache and the linker know a kernel by its symbol alone."""
+    symbols = [kernel.symbol for kernel in _kernels()]
+    assert len(symbols) == len(set(symbols))
