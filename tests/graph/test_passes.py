@@ -47,7 +47,7 @@ def _graph(*lines: str) -> Graph:
     return parse_graph("\n".join([*header, *body, "}"]))
 
 
-CASES = {
+CASES: dict[str, list[tuple[str, list[str], list[str] | None]]] = {
     "dead_code": [
         (
             "an unused chain goes",

@@ -47,7 +47,8 @@ def _plain_forward(o: RandomModel, file: GGUFFile, ids: list[int]) -> Array:
 
     def norm(x: Array, name: str) -> Array:
         eps = float(np.float32(1e-5))
-        return x / np.sqrt((x**2).mean(1, keepdims=True) + eps) * w(f"{name}.weight")
+        y: Array = x / np.sqrt((x**2).mean(1, keepdims=True) + eps) * w(f"{name}.weight")
+        return y
 
     n_rot = o.rope_dim or o.head_dim
     theta = float(np.float32(o.rope_base)) ** (-np.arange(0, n_rot, 2) / n_rot)
@@ -83,7 +84,8 @@ def _plain_forward(o: RandomModel, file: GGUFFile, ids: list[int]) -> Array:
         gated = gate / (1 + np.exp(-gate)) * linear(h, f"blk.{i}.ffn_up")
         x = x + linear(gated, f"blk.{i}.ffn_down")
     output = "token_embd.weight" if o.tied else "output.weight"
-    return norm(x, "output_norm") @ w(output).T
+    logits: Array = norm(x, "output_norm") @ w(output).T
+    return logits
 
 
 def test_graph_and_optimised_graph_compute_the_model(model: tuple[RandomModel, GGUFFile]) -> None:
@@ -104,7 +106,7 @@ def test_plans_reach_the_bound(model: tuple[RandomModel, GGUFFile]) -> None:
     for n_tokens, n_logits in ((1, 1), (5, 1), (64, 64)):
         for outside in (False, True):
             plan = plan_memory(graph, n_tokens, n_logits, outputs_in_arena=not outside)
-            assert plan.nbytes <= 1.02 * plan.bound_bytes + 64
+            assert plan.nbytes <= plan.bound_bytes + 64, "more than alignment costs"
 
 
 def test_token_by_token_equals_the_whole_prompt(model: tuple[RandomModel, GGUFFile]) -> None:

@@ -207,33 +207,41 @@ def _peak(buffers: Sequence[_Buffer]) -> int:
 _Order = Callable[[_Buffer], tuple[int, ...]]
 _ORDERS: tuple[_Order, ...] = (
     lambda b: (-b.nbytes, b.start),
-    lambda b: (-b.nbytes, b.start - b.end, b.start),
     lambda b: (b.start - b.end, -b.nbytes),
     lambda b: (b.start, -b.nbytes),
-    lambda b: (-b.nbytes * (b.end - b.start + 1), b.start),
 )
 """Greedy placement depends on its order; big values first is best nearly always."""
 
+_REPAIRS = 16
+"""Attempts to improve each order; layers repeat, so each mends the same flaw in all of them."""
+
 
 def _best_placement(buffers: Sequence[_Buffer], bound: int) -> list[int]:
-    """Offsets of the smallest arena that one of the greedy orders finds."""
-    best: list[int] = []
-    best_nbytes = -1
-    for order in _ORDERS:
-        places = _first_fit(buffers, order)
-        nbytes = max((p + b.nbytes for p, b in zip(places, buffers, strict=True)), default=0)
-        if best_nbytes < 0 or nbytes < best_nbytes:
-            best, best_nbytes = places, nbytes
-        if best_nbytes <= bound:
-            break
+    """Offsets of the smallest arena found: the first that reaches the bound ends the search.
+
+    After each attempt the buffers that stick out at the arena's end are placed before all others.
+    """
+    best: list[int] = [0] * len(buffers)
+    best_nbytes = sum(align(b.nbytes) for b in buffers) + 1
+    for key in _ORDERS:
+        order = sorted(range(len(buffers)), key=[key(b) for b in buffers].__getitem__)
+        for _ in range(_REPAIRS):
+            places = _first_fit(buffers, order)
+            ends = [p + align(b.nbytes) for p, b in zip(places, buffers, strict=True)]
+            nbytes = max(ends, default=0)
+            if nbytes < best_nbytes:
+                best, best_nbytes = places, nbytes
+            if best_nbytes < bound + ALIGNMENT:
+                return best
+            order.sort(key=[end != nbytes for end in ends].__getitem__)
     return best
 
 
-def _first_fit(buffers: Sequence[_Buffer], order: _Order) -> list[int]:
+def _first_fit(buffers: Sequence[_Buffer], order: Sequence[int]) -> list[int]:
     """Each buffer, in the given order, at the lowest offset free during all of its life."""
     places = [0] * len(buffers)
     placed: list[tuple[int, int, int, int]] = []
-    for i in sorted(range(len(buffers)), key=lambda i: order(buffers[i])):
+    for i in order:
         b, size = buffers[i], align(buffers[i].nbytes)
         meets = [p for p in placed if p[2] <= b.end and b.start <= p[3]]
         at = 0
