@@ -130,7 +130,7 @@ def compile_model(
         )  # fmt: skip
         kind = NativeEngine if engine == "graph" else ImperativeEngine
         runner = kind(file, config, graph, options)
-        plan = runner.memory_plan(1, 1)
+        _, plan = runner.plan(1, 1)
         built = runner.library.report
         n_kernels, n_compiled, build_seconds = built.n_kernels, built.n_compiled, built.seconds
         n_values, n_buffers = plan.n_values, plan.n_buffers

@@ -2,11 +2,12 @@
 
 A *plan* is an array of records, one a kernel launch, eight words of 8 bytes each:
 
-    | kernel address | args address | units | chunk | counter | 0 | 0 | 0 |
+    | kernel | args | units | chunk | counter | args stride | repeated | barrier |
 
 Every thread walks the same records. With `chunk` zero the units are divided evenly; else threads
-take chunks from the counter, so that a core that is held up takes fewer. A barrier stands behind
-each record. Workers stay parked in `team_worker`, inside native code, without the GIL: they spin a
+take chunks from the counter, so that a core that is held up takes fewer. A `repeated` record is
+done whole by every thread, each with arguments of its own, `args stride` bytes apart. Where
+`barrier` is set all threads meet behind the record. Workers stay parked in `team_worker`, inside native code, without the GIL: they spin a
 bounded while and then sleep in the kernel (futex), at barriers too, for a spinning thread would
 starve the others when there are more threads than processors.
 
@@ -84,7 +85,7 @@ def _walk(k: LlvmBuilder, team: Value, index: Value) -> None:
         started = _cycles(k)
         for _ in k.when(k.load_acquire(team.at(ABORT), i64) == 0):
             _run_record(k, team, record, index, n_threads, scratch)
-        for _ in k.when(n_threads > 1):
+        for _ in k.when((n_threads > 1) & (record.at(56).load(i64) != 0)):
             _barrier(k, team, n_threads)
         times = team.at(TIMES).load(ptr)
         for _ in k.when(k.not_null(times)):
@@ -97,9 +98,12 @@ def _walk(k: LlvmBuilder, team: Value, index: Value) -> None:
 def _run_record(
     k: LlvmBuilder, team: Value, record: Value, index: Value, n_threads: Value, scratch: Value
 ) -> None:
-    address, args = record.load(ptr), record.at(8).load(ptr)
-    units, chunk = record.at(16).load(i64), record.at(24).load(i64)
-    for _ in k.when(chunk == 0):
+    args = record.at(8).load(ptr).at(record.at(40).load(i64) * index)
+    address, units, chunk = record.load(ptr), record.at(16).load(i64), record.at(24).load(i64)
+    repeated = record.at(48).load(i64) != 0
+    for _ in k.when(repeated & (units > 0)):
+        k.call(address, None, args, k.const(i64, 0), units, scratch)
+    for _ in k.when((repeated.zext(i64) | chunk) == 0):
         begin, end = units * index // n_threads, units * (index + 1) // n_threads
         for _ in k.when(begin < end):
             k.call(address, None, args, begin, end, scratch)

@@ -24,10 +24,13 @@ from ignis.kernels.lang import Kernel
 from ignis.native.cache import ObjectCache
 from ignis.native.library import Library
 from ignis.runtime.kv_cache import KVCache
-from ignis.runtime.launches import Launch, Surroundings, embedding_launch, lower
-from ignis.runtime.memory import Memory
+from ignis.runtime.launches import (
+    Argument, Launch, Private, Surroundings, embedding_launch, lower,
+)  # fmt: skip
+from ignis.runtime.memory import Memory, align
 from ignis.runtime.plan import CompiledPlan
 from ignis.runtime.rope_tables import RopeTable
+from ignis.runtime.schedule import Schedule, schedule, timing_of
 from ignis.runtime.step import StepBatch, StepTables
 from ignis.runtime.team import WALKER, ThreadTeam
 from ignis.runtime.weights import PackedTensor, WeightPlace, WeightStore
@@ -70,6 +73,7 @@ class _Bucket:
 
     memory_plan: MemoryPlan
     arena: Memory
+    private: Memory
     logits: Memory
     launches: tuple[Launch, ...]
     plan: CompiledPlan
@@ -124,12 +128,19 @@ class NativeEngine:
         """Stop the threads. The engine can't be used afterwards."""
         self.team.close()
 
-    def memory_plan(self, n_tokens: int, n_logits: int) -> MemoryPlan:
-        """Where activations lie for steps of that size; logits are outside the arena."""
-        return plan_memory(
-            self.graph, n_tokens, n_logits, outputs_in_arena=False, in_place=self.fused,
-            reuse=self.fused,
+    def plan(self, n_tokens: int, n_logits: int) -> tuple[Schedule | None, MemoryPlan]:
+        """Barriers and memory of steps of up to that size; logits are outside the arena."""
+        if not self.fused:
+            return None, plan_memory(
+                self.graph, n_tokens, n_logits, outputs_in_arena=False, reuse=False
+            )
+        launches = self._launches(self._surroundings(n_tokens, n_logits, lambda value: 0))
+        timetable = schedule(launches, single=n_tokens == 1 and n_logits == 1)
+        memory_plan = plan_memory(
+            self.graph, n_tokens, n_logits, outputs_in_arena=False,
+            timing=timing_of(self.graph, launches, timetable),
         )  # fmt: skip
+        return timetable, memory_plan
 
     def profile(self, batch: StepBatch) -> list[tuple[Launch, int]]:
         """Run a step and return the cycles of each launch."""
@@ -177,17 +188,25 @@ class NativeEngine:
         return self._buckets[key]
 
     def _build(self, n_tokens: int, n_logits: int) -> _Bucket:
-        memory_plan = self.memory_plan(n_tokens, n_logits)
-        arena = Memory(memory_plan.nbytes)
-        logits = Memory(memory_plan.output_nbytes)
+        timetable, memory_plan = self.plan(n_tokens, n_logits)
+        arena, logits = Memory(memory_plan.nbytes), Memory(memory_plan.output_nbytes)
+        # A page and a bit apart: streams a power of two apart share cache sets.
+        stride = align(memory_plan.private_nbytes, 4096) + 4096 + 192
+        private = Memory(stride * self.options.n_threads)
 
-        def address(value: Value) -> int:
+        def address(value: Value) -> Argument:
             offset = memory_plan.offsets.get(value)
-            return logits.address if offset is None else arena.address + offset
+            if offset is None:
+                return logits.address
+            if value in memory_plan.timing.private:
+                return Private(offset)
+            return arena.address + offset
 
         launches = tuple(self._launches(self._surroundings(n_tokens, n_logits, address)))
-        plan = CompiledPlan(launches, self.library, self.options.n_threads)
-        return _Bucket(memory_plan, arena, logits, launches, plan)
+        plan = CompiledPlan(
+            launches, self.library, self.options.n_threads, timetable, private.address, stride
+        )
+        return _Bucket(memory_plan, arena, private, logits, launches, plan)
 
     def _surroundings(self, n_tokens: int, n_logits: int, address: Any) -> Surroundings:
         return Surroundings(
@@ -199,9 +218,7 @@ class NativeEngine:
         (x,) = self.graph.inputs
         # The embedding is read by row, so always from the file.
         place = WeightPlace(self._file.address("token_embd.weight"), "rows")
-        launches = [
-            embedding_launch(place, self._embedding, self.config.n_embd, at.address(x), at)
-        ]
+        launches = [embedding_launch(place, self._embedding, x, at)]
         for op in self.graph.operations:
             launches += lower(op, at)
         return launches

@@ -6,8 +6,9 @@ step are the names of counts (`T`, `R`, `T.tiles`, `R.tiles`); all else is final
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 from ignis.errors import GraphError
@@ -22,7 +23,16 @@ from ignis.runtime.kv_cache import KVCache
 from ignis.runtime.step import RowTables, StepTables
 from ignis.runtime.weights import WeightPlace
 
-Argument = int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Private:
+    """An address in the memory that each thread has for itself: an offset in bytes."""
+
+    offset: int
+
+
+Argument = int | float | str | Private | None
 
 _MAX_GROUP = 4  # query heads that share each load of a key; more would not fit the registers
 _DECODE_UNIT_ROWS = 8
@@ -40,10 +50,17 @@ class Launch:
     kernel: Kernel
     args: Mapping[str, Argument]
     units: int
+    reads: frozenset[Hashable] = frozenset()  # values, and the KV cache of a layer
+    writes: frozenset[Hashable] = frozenset()
     per: str | None = None
     gate: str | None = None
     shared: bool = False
     scratch_nbytes: int = 0
+
+    @property
+    def by_row(self) -> bool:
+        """Whether a unit is one row (a token), computed from the same row of its operands."""
+        return self.units == 1 and self.per is not None and not self.shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +69,13 @@ class Surroundings:
 
     n_tokens: int
     n_logits: int
-    address: Callable[[Value], int]
+    address: Callable[[Value], Argument]
     weights: Mapping[str, WeightPlace]
     tables: StepTables
     cache: KVCache
     rope_table: Callable[[Operation], int]
 
-    def operand(self, op: Operation, name: str) -> int | None:
+    def operand(self, op: Operation, name: str) -> Argument:
         """The address of an operand, or None for an optional one that is absent."""
         value = op.operand(name)
         if value is None:
@@ -66,13 +83,13 @@ class Surroundings:
         return self.weights[value.name].address if value.is_weight else self.address(value)
 
 
-def embedding_launch(place: WeightPlace, format: str, n_embd: int, x: int, at: Surroundings
-                     ) -> Launch:  # fmt: skip
+def embedding_launch(place: WeightPlace, format: str, x: Value, at: Surroundings) -> Launch:
     """The graph's input: the embedding rows of the step's tokens."""
     args: dict[str, Argument] = {
-        "ids": at.tables.address("ids"), "weight": place.address, "y": x, "n_embd": n_embd,
+        "ids": at.tables.address("ids"), "weight": place.address, "y": at.address(x),
+        "n_embd": int(x.type.shape[1]),
     }  # fmt: skip
-    return Launch(None, embed(format=format), args, units=1, per="T")
+    return Launch(None, embed(format=format), args, units=1, per="T", writes=frozenset({x}))
 
 
 def lower(op: Operation, at: Surroundings) -> list[Launch]:
@@ -93,7 +110,14 @@ def _by_token(
     """A kernel whose unit is a token and whose operands keep their names."""
     words: dict[str, Argument] = {name: at.operand(op, name) for name in operands}
     words |= {"y": at.address(op.result), "n": _width(op)} | args
-    return [Launch(op, kernel, words, units=1, per="T")]
+    return [_launch(op, kernel, words, units=1, per="T")]
+
+
+def _launch(op: Operation, kernel: Kernel, args: Mapping[str, Argument], units: int,
+            **more: Any) -> Launch:  # fmt: skip
+    """A launch that reads the op's activations and writes its result."""
+    reads = frozenset(value for value in op.operands if not value.is_weight)
+    return Launch(op, kernel, args, units, reads=reads, writes=frozenset({op.result}), **more)
 
 
 def _normalize(op: Operation, at: Surroundings) -> list[Launch]:
@@ -138,7 +162,7 @@ def _quantize(op: Operation, at: Surroundings) -> list[Launch]:
         "x": at.operand(op, "x"), "y": at.address(op.result), "rows": tables.rows,
         "tiles": tables.tile_of_row, "n": _width(op),
     }  # fmt: skip
-    return [Launch(op, quantize(), args, units=1, per=rows)]
+    return [_launch(op, quantize(), args, units=1, per=rows)]
 
 
 def _attention(op: Operation, at: Surroundings) -> list[Launch]:
@@ -159,9 +183,12 @@ def _attention(op: Operation, at: Surroundings) -> list[Launch]:
         "q": at.operand(op, "q"), "y": at.address(op.result), "n_heads": n_heads,
         "scale": _number(op, "scale"),
     }  # fmt: skip
+    cached = frozenset({("kv cache", op.attributes["layer"])})
     return [
-        Launch(op, store, stored, units=1, per="T"),
+        Launch(op, store, stored, units=1, per="T", writes=cached,
+               reads=frozenset({op.operand("k"), op.operand("v")})),
         Launch(op, attend, attended, units=n_heads // group, per="T", shared=True,
+               reads=cached | {op.operand("q")}, writes=frozenset({op.result}),
                scratch_nbytes=attention.attend_scratch_nbytes(group, head_dim)),
     ]  # fmt: skip
 
@@ -190,8 +217,8 @@ def _product(op: Operation, at: Surroundings, rows: str, tables: RowTables) -> L
     if format not in BLOCK_FORMATS:
         unit_rows = _DECODE_UNIT_ROWS if single else matmul_float.UNIT_ROWS
         args |= {"rows": tables.rows, "n_tokens": rows, "unit_rows": unit_rows}
-        return Launch(op, matmul_float.matmul_float(format=format), args, -(-n_rows // unit_rows),
-                      gate=rows, shared=True, scratch_nbytes=64)  # fmt: skip
+        return _launch(op, matmul_float.matmul_float(format=format), args, -(-n_rows // unit_rows),
+                       gate=rows, shared=True, scratch_nbytes=64)  # fmt: skip
     packed = at.weights[weight.name].layout == "panels"
     if single and not packed:
         kernel = matmul.matmul_rows(format=format)
@@ -200,8 +227,8 @@ def _product(op: Operation, at: Surroundings, rows: str, tables: RowTables) -> L
         kernel = family(format=format)
         args |= {"tiles": tables.tiles, "n_tiles": f"{rows}.tiles"}
     scratch = 64 if packed else matmul.scratch_nbytes(format, n_values)
-    return Launch(op, kernel, args, -(-n_rows // panels.ROWS), gate=rows, shared=True,
-                  scratch_nbytes=scratch)  # fmt: skip
+    return _launch(op, kernel, args, -(-n_rows // panels.ROWS), gate=rows, shared=True,
+                   scratch_nbytes=scratch)  # fmt: skip
 
 
 def _tables(at: Surroundings, rows: str) -> RowTables:
@@ -221,5 +248,3 @@ _LOWERINGS: Mapping[str, Callable[[Operation, Surroundings], list[Launch]]] = {
     "mul": _mul, "silu": _silu, "swiglu": _swiglu, "quantize": _quantize,
     "attention": _attention, "matmul": _matmul, "logits": _logits,
 }  # fmt: skip
-
-

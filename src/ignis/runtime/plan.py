@@ -3,42 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ignis.kernels.lang import f32
 from ignis.native.library import Library
-from ignis.runtime.launches import Argument, Launch
+from ignis.runtime.launches import Launch, Private
+from ignis.runtime.schedule import Schedule
 
 _CHUNKS_PER_THREAD = 8  # small enough that a late thread costs an eighth of its share at most
 
 _RECORD_WORDS = 8
-_KERNEL, _ARGS, _UNITS, _CHUNK = range(4)
+_KERNEL, _ARGS, _UNITS, _CHUNK, _COUNTER, _ARGS_STRIDE, _REPEATED, _BARRIER = range(_RECORD_WORDS)
 
 
 class CompiledPlan:
-    """Records and argument words of a list of launches."""
+    """Records and argument words of a list of launches.
 
-    def __init__(self, launches: Sequence[Launch], library: Library, n_threads: int) -> None:
+    Arguments that are `Private` differ from thread to thread: such a launch has a copy of its
+    words for each. `private` is the memory of thread 0, the others' follow `stride` bytes apart.
+    """
+
+    def __init__(
+        self, launches: Sequence[Launch], library: Library, n_threads: int,
+        schedule: Schedule | None = None, private: int = 0, stride: int = 0,
+    ) -> None:  # fmt: skip
         self.launches = tuple(launches)
-        self._n_threads = n_threads
+        self._n_threads, self._private, self._stride = n_threads, private, stride
         self.records: NDArray[np.int64] = np.zeros((len(launches), _RECORD_WORDS), np.int64)
-        sizes = [len(launch.kernel.params) for launch in launches]
+        copies = [
+            n_threads if any(isinstance(a, Private) for a in launch.args.values()) else 1
+            for launch in launches
+        ]
+        sizes = [len(x.kernel.params) * n for x, n in zip(launches, copies, strict=True)]
         starts = np.cumsum([0, *sizes])
         self._words = np.zeros(int(starts[-1]), np.int64)
-        patched: dict[str, list[int]] = {}
+        self._patched: dict[str, Any] = {}
         for index, launch in enumerate(launches):
-            start = int(starts[index])
-            for position, (name, type_) in enumerate(launch.kernel.params, start):
-                argument = launch.args[name]
-                if isinstance(argument, str):
-                    patched.setdefault(argument, []).append(position)
-                else:
-                    self._words[position] = _word(argument, is_float=type_ == f32)
-            self.records[index, _KERNEL] = library.address(launch.kernel)
-            self.records[index, _ARGS] = self._words.ctypes.data + 8 * start
-        self._patched = {name: np.array(places) for name, places in patched.items()}
+            start, n_params = int(starts[index]), len(launch.kernel.params)
+            for thread in range(copies[index]):
+                self._write(launch, start + thread * n_params, thread)
+            record = self.records[index]
+            record[_KERNEL] = library.address(launch.kernel)
+            record[_ARGS] = self._words.ctypes.data + 8 * start
+            record[_ARGS_STRIDE] = 8 * n_params if copies[index] > 1 else 0
+            record[_REPEATED] = schedule is not None and schedule.repeated[index]
+            record[_BARRIER] = schedule is None or schedule.barrier_after(index)
+        self._patched = {name: np.array(places) for name, places in self._patched.items()}
         self._units = np.array([launch.units for launch in launches], np.int64)
         self._shared = np.array([launch.shared for launch in launches])
         self._per = {
@@ -47,6 +60,19 @@ class CompiledPlan:
         }
         self._gated = np.array([launch.gate is not None for launch in launches])
         self._counts: Mapping[str, int] = {}
+
+    def _write(self, launch: Launch, start: int, thread: int) -> None:
+        """Write one copy of a launch's words; counts are filled in by `set_counts`."""
+        for position, (name, type_) in enumerate(launch.kernel.params, start):
+            argument = launch.args[name]
+            if isinstance(argument, str):
+                self._patched.setdefault(argument, []).append(position)
+            elif isinstance(argument, Private):
+                self._words[position] = self._private + thread * self._stride + argument.offset
+            elif type_ == f32:
+                self._words[position] = int(np.float32(argument).view(np.int32))
+            elif argument is not None:
+                self._words[position] = int(argument)
 
     def set_counts(self, counts: Mapping[str, int]) -> None:
         """Write a step's counts (T, R and their tiles) into the records and arguments."""
@@ -63,8 +89,3 @@ class CompiledPlan:
         chunks = np.maximum(units // (self._n_threads * _CHUNKS_PER_THREAD), 1)
         self.records[:, _CHUNK] = np.where(self._shared, chunks, 0)
 
-
-def _word(argument: Argument, *, is_float: bool) -> int:
-    if is_float:
-        return int(np.float32(argument).view(np.int32))
-    return 0 if argument is None else int(argument)  # type: ignore[arg-type]

@@ -83,6 +83,7 @@ class Matmul(Operation):
     """Multiply by a weight's transpose; then bias, then residual are added, in that order."""
 
     name = "matmul"
+    in_place = ("residual",)
     x = Operand("f32", "a8")
     weight = Operand(*WEIGHT_FORMATS, weight=True)
     bias = OptionalOperand("f32", weight=True)

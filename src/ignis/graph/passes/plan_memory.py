@@ -22,20 +22,42 @@ from ignis.graph.ir.types import ALIGNMENT, align
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """When ops run, where that is not simply one after the other.
+
+    `steps` gives the first and the last step of each op: ops of one step run side by side on
+    several threads, so nothing that lives in a step may change places within it. `private` values
+    exist once a thread, in an arena of its own, and are used in the order of the ops.
+    """
+
+    steps: tuple[tuple[int, int], ...]
+    private: frozenset[Value] = frozenset()
+
+    @classmethod
+    def sequential(cls, graph: Graph) -> Timing:
+        """Every op is a step of its own."""
+        return cls(tuple((i, i) for i in range(len(graph.operations))))
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Where each activation lies, for steps of up to `n_tokens` tokens and `n_logits` rows.
 
-    `offsets` are bytes from the arena's start, multiples of 64. `nbytes` is the arena's size and
-    `bound_bytes` the peak of live bytes, below which no arena can be; `naive_nbytes` what all
-    values would take without sharing. Outputs outside the arena count in `output_nbytes` only.
+    `offsets` are bytes from the arena's start (private values: from the start of a thread's own),
+    multiples of 64. `nbytes` is the arena's size and `bound_bytes` the peak of live bytes, below
+    which no arena can be; `private_nbytes` is what each thread takes besides. `naive_nbytes` is
+    what all values would take without sharing. Outputs outside the arena count in `output_nbytes`
+    only.
     """
 
     graph: Graph
     n_tokens: int
     n_logits: int
+    timing: Timing
     offsets: Mapping[Value, int]
     nbytes: int
     bound_bytes: int
+    private_nbytes: int
     naive_nbytes: int
     output_nbytes: int
 
@@ -46,8 +68,9 @@ class MemoryPlan:
 
     @property
     def n_buffers(self) -> int:
-        """Distinct places in the arena."""
-        return len(set(self.offsets.values()))
+        """Distinct places in the arena and in a thread's own memory."""
+        private = self.timing.private
+        return len({(value in private, offset) for value, offset in self.offsets.items()})
 
 
 @dataclass(slots=True)
@@ -68,6 +91,7 @@ def plan_memory(
     outputs_in_arena: bool = True,
     in_place: bool = True,
     reuse: bool = True,
+    timing: Timing | None = None,
 ) -> MemoryPlan:
     """Lay the activations of a step out. Sizes grow with T and R, so a plan serves smaller steps.
 
@@ -75,24 +99,40 @@ def plan_memory(
         outputs_in_arena: False leaves the graph's outputs to the caller.
         in_place: let results take the place of dying operands where the op allows it.
         reuse: False gives every value memory of its own.
+        timing: which ops run side by side; default: none.
 
     The plan has been verified. Raises: GraphError for counts below one.
     """
     if n_tokens < 1 or n_logits < 0:
         raise GraphError("nothing to plan", got=f"T={n_tokens} R={n_logits}", wanted="T >= 1")
+    timing = timing or Timing.sequential(graph)
     nbytes = {value: value.type.nbytes(n_tokens, n_logits) for value in graph.values}
     outside = frozenset() if outputs_in_arena else frozenset(graph.outputs)
-    buffers = _buffers(graph, nbytes, outside, in_place=in_place and reuse)
-    bound = _peak(buffers)
-    places = _best_placement(buffers, bound) if reuse else _stacked(buffers)
-    offsets = {v: place for b, place in zip(buffers, places, strict=True) for v in b.values}
+    shared = [v for v in graph.values if v not in outside and v not in timing.private]
+    private = [v for v in graph.values if v in timing.private]
+    in_place = in_place and reuse
+    sequential = Timing.sequential(graph).steps
+    offsets: dict[Value, int] = {}
+    sizes = []
+    bound = 0
+    for values, steps in ((shared, timing.steps), (private, sequential)):
+        buffers = _buffers(graph, values, nbytes, steps, in_place=in_place)
+        peak = _peak(buffers)
+        places = _best_placement(buffers, peak) if reuse else _stacked(buffers)
+        for buffer, place in zip(buffers, places, strict=True):
+            offsets |= dict.fromkeys(buffer.values, place)
+        ends = (p + align(b.nbytes) for b, p in zip(buffers, places, strict=True))
+        sizes.append(max(ends, default=0))
+        bound = bound or peak
     plan = MemoryPlan(
         graph,
         n_tokens,
         n_logits,
+        timing,
         MappingProxyType({v: offsets[v] for v in graph.values if v in offsets}),
-        max((place + align(b.nbytes) for b, place in zip(buffers, places, strict=True)), default=0),
+        sizes[0],
         bound,
+        sizes[1],
         sum(nbytes.values()),
         sum(nbytes[value] for value in outside),
     )
@@ -103,91 +143,143 @@ def plan_memory(
 def verify_plan(plan: MemoryPlan) -> None:
     """Raise GraphError where two live values share bytes, or one is unaligned or out of bounds.
 
-    Written apart from the planner: it walks the graph with the set of values that are live.
+    Written apart from the planner: it looks at lives and bytes only, and asks for every overlap
+    whether the later value was computed in place of the earlier one.
     """
-    graph = plan.graph
-    uses = {v: i for i, op in enumerate(graph.operations) for v in op.operands}
-    uses |= dict.fromkeys(graph.outputs, len(graph.operations))
-    live: list[Value] = []
-    for value in graph.inputs:
-        _check_place(plan, value, live)
-    live = [value for value in live if value in uses]
-    for i, op in enumerate(graph.operations):
-        replaceable = [v for v in _replaceable(op) if uses[v] == i]
-        for result in op.results:
-            same_place = [
-                v
-                for v in replaceable
-                if plan.offsets.get(v) == plan.offsets.get(result) and v.type == result.type
-            ]
-            _check_place(plan, result, live, same_place[:1])
-        live = [v for v in live if uses.get(v, -1) > i]
+    graph, private = plan.graph, plan.timing.private
+    for value in graph.values:
+        if value not in plan.offsets and value not in graph.outputs:
+            raise GraphError("a value has no place in the arena", got=value)
+    sequential = Timing.sequential(graph).steps
+    for mine, steps, nbytes in (
+        (False, plan.timing.steps, plan.nbytes),
+        (True, sequential, plan.private_nbytes),
+    ):
+        values = [v for v in plan.offsets if (v in private) == mine]
+        lives = _lives(graph, steps)
+        live: list[Value] = []
+        for value in sorted(values, key=lambda v: lives[v]):
+            live = [v for v in live if lives[v][1] >= lives[value][0]]
+            _check_place(plan, value, live, nbytes, steps)
+            live.append(value)
+
+
+def _lives(graph: Graph, steps: Sequence[tuple[int, int]]) -> dict[Value, tuple[int, int]]:
+    """First and last step of every activation; inputs exist before the first step."""
+    lives = dict.fromkeys(graph.inputs, (-1, -1))
+    for op, (first, last) in zip(graph.operations, steps, strict=True):
+        for value in op.operands:
+            if not value.is_weight:
+                lives[value] = (lives[value][0], max(lives[value][1], last))
+        lives |= dict.fromkeys(op.results, (first, last))
+    end = steps[-1][1] + 1 if steps else 0
+    for value in graph.outputs:
+        lives[value] = (lives[value][0], end)
+    return lives
 
 
 def _check_place(
-    plan: MemoryPlan, value: Value, live: list[Value], taken_over: Sequence[Value] = ()
+    plan: MemoryPlan,
+    value: Value,
+    live: Sequence[Value],
+    arena_nbytes: int,
+    steps: Sequence[tuple[int, int]],
 ) -> None:
-    """Check a value as it comes to life beside the live ones, then add it to them."""
-    start = plan.offsets.get(value)
-    if start is None:
-        if value not in plan.graph.outputs:
-            raise GraphError("a value has no place in the arena", got=value)
-        return
+    """Check a value as it comes to life beside the live ones."""
+    start = plan.offsets[value]
     end = start + value.type.nbytes(plan.n_tokens, plan.n_logits)
-    if start % ALIGNMENT or not 0 <= start <= end <= plan.nbytes:
+    if start % ALIGNMENT or not 0 <= start <= end <= arena_nbytes:
         raise GraphError(
             "a value lies unaligned or outside the arena",
             where=value,
             got=f"bytes {start} to {end}",
-            wanted=f"multiples of {ALIGNMENT} within {plan.nbytes}",
+            wanted=f"multiples of {ALIGNMENT} within {arena_nbytes}",
         )
     for other in live:
         other_start = plan.offsets[other]
         other_end = other_start + other.type.nbytes(plan.n_tokens, plan.n_logits)
-        if start < other_end and other_start < end and other not in taken_over:
+        overlaps = start < other_end and other_start < end
+        if overlaps and not _taken_over(plan.graph, steps, other, value):
             raise GraphError(
                 f"{value} overlaps {other} while both live",
                 where="memory plan",
                 got=f"bytes {start} to {end} and {other_start} to {other_end}",
             )
-    live.append(value)
+
+
+def _taken_over(
+    graph: Graph, steps: Sequence[tuple[int, int]], old: Value, new: Value
+) -> bool:
+    """Whether `new` is computed in place of `old`, which nothing else reads then or later."""
+    producer = graph.producers.get(new)
+    if producer is None or old not in _replaceable(producer) or old in graph.outputs:
+        return False
+    if old.type != new.type:
+        return False
+    begin = next(s[0] for op, s in zip(graph.operations, steps, strict=True) if op == producer)
+    others = (
+        last for op, (_, last) in zip(graph.operations, steps, strict=True)
+        if op != producer and old in op.operands
+    )  # fmt: skip
+    return all(last < begin for last in others)
 
 
 def _replaceable(op: Operation) -> list[Value]:
-    """Operands whose place the result may take, if they die here."""
-    return [value for name in op.in_place if (value := op.operand(name)) is not None]
+    """Operands whose place the result may take, if they die here.
+
+    A value that the op also reads in another role (a matmul's input that is its residual too) is
+    none: it is still needed when the first results are written.
+    """
+    named = [value for name in op.in_place if (value := op.operand(name)) is not None]
+    return [value for value in named if op.operands.count(value) == named.count(value)]
 
 
 def _buffers(
-    graph: Graph, nbytes: Mapping[Value, int], outside: frozenset[Value], *, in_place: bool
+    graph: Graph,
+    values: Sequence[Value],
+    nbytes: Mapping[Value, int],
+    steps: Sequence[tuple[int, int]],
+    *,
+    in_place: bool,
 ) -> list[_Buffer]:
-    """Lives of all values in the arena; values computed in place of others share a buffer."""
-    n_operations = len(graph.operations)
-    last_use = {v: i for i, op in enumerate(graph.operations) for v in op.operands}
-    last_use |= dict.fromkeys(graph.outputs, n_operations)
+    """Lives of the given values; those computed in place of others share a buffer."""
+    lives = _lives(graph, steps)
+    readers: dict[Value, list[int]] = {}
+    for i, op in enumerate(graph.operations):
+        for value in op.operands:
+            readers.setdefault(value, []).append(i)
     owner: dict[Value, _Buffer] = {}
     buffers: list[_Buffer] = []
+    wanted = frozenset(values)
 
-    def define(value: Value, time: int, candidates: Sequence[Value]) -> None:
-        if value in outside:
-            return
-        end = last_use.get(value, time)
-        for other in candidates:
+    def take_over(op_index: int, result: Value) -> bool:
+        """Put the result in the place of an operand that nothing else reads then or later."""
+        begin = steps[op_index][0]
+        for other in _replaceable(graph.operations[op_index]):
             buffer = owner.get(other)
-            # buffer.end == time: the operand dies here, and no other result has taken its place.
-            if buffer is not None and buffer.end == time and other.type == value.type:
-                buffer.values.append(value)
-                buffer.end = end
-                owner[value] = buffer
-                return
-        owner[value] = _Buffer([value], nbytes[value], time, end)
+            if buffer is None or buffer.values[-1] != other or other.type != result.type:
+                continue
+            others = (i for i in readers[other] if i != op_index)
+            if other in graph.outputs or any(steps[i][1] >= begin for i in others):
+                continue
+            buffer.values.append(result)
+            buffer.end = lives[result][1]
+            owner[result] = buffer
+            return True
+        return False
+
+    def define(value: Value) -> None:
+        owner[value] = _Buffer([value], nbytes[value], *lives[value])
         buffers.append(owner[value])
 
     for value in graph.inputs:
-        define(value, -1, ())
+        if value in wanted:
+            define(value)
     for i, op in enumerate(graph.operations):
         for result in op.results:
-            define(result, i, _replaceable(op) if in_place and op.n_results == 1 else ())
+            replaced = in_place and op.n_results == 1 and result in wanted and take_over(i, result)
+            if result in wanted and not replaced:
+                define(result)
     return buffers
 
 
