@@ -68,6 +68,7 @@ def start(subprocess_env, tmp_path):
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = subprocess.Popen(
             [sys.executable, FAKE, *arguments], **{**pipes, **options},
+            bufsize=0,      # bytes read ahead would be lost to `communicate`
             env={**subprocess_env, "IGNIS_CACHE_DIR": str(tmp_path / "cache")})
         processes.append(process)
         return process

@@ -47,6 +47,7 @@ class FakeGeneration:
                 if word == "BUG":
                     raise ZeroDivisionError("division\nby zero")
                 if word == "SLOW":
+                    print("sleeping", file=sys.stderr, flush=True)
                     time.sleep(30)
                 self.token_ids.append(len(self.token_ids))
                 self.stats.n_generated += 1

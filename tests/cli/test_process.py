@@ -31,15 +31,15 @@ def test_ctrl_c_keeps_what_was_said(start):
 
 def test_ctrl_c_ends_a_fast_endless_answer(start):
     process = start("run", "-m", "x.gguf", "-n", "-1", "-p", "ENDLESS word")
-    read_until(process.stdout, b"word ENDLESS")
+    said = read_until(process.stdout, b"word ENDLESS")
     out, err, seconds = interrupt(process)
     assert process.returncode == 130 and seconds < 0.5
-    assert out.endswith((b"word \n", b"ENDLESS \n")) and b"Traceback" not in err
+    assert (said + out).endswith((b"word \n", b"ENDLESS \n")) and b"Traceback" not in err
 
 
 def test_ctrl_c_with_json_still_prints_the_object(start):
     process = start("run", "-m", "x.gguf", "-p", "a SLOW", "--json")
-    read_until(process.stderr, b"1 op\n")
+    read_until(process.stderr, b"sleeping\n")
     out, _, _ = interrupt(process)
     assert process.returncode == 130
     assert b'"finish_reason": "interrupted"' in out
@@ -76,7 +76,7 @@ def test_a_full_disk_behind_stdout_is_one_line(start):
         process = start("run", "-m", "x.gguf", "-q", "-p", "some text", stdout=full)
         err = process.communicate(timeout=10)[1]
     assert process.returncode == 1
-    assert err == b"error: cannot write the output: No space left on device\n"
+    assert err == b"error: cannot write: No space left on device\n"
 
 
 def test_closed_standard_streams_are_no_trouble(subprocess_env):

@@ -67,7 +67,7 @@ def run_app(arguments: Sequence[str]) -> int:
         return 0
     except OSError as error:    # the flush: no space left behind a redirection
         _drop_stdout()
-        _print_error(f"cannot write the output: {error.strerror}")
+        _print_error(f"cannot write: {error.strerror}")
         return 1
     return code
 
@@ -96,7 +96,8 @@ def _run(arguments: Sequence[str]) -> int:
         elif isinstance(error, MemoryError):
             _print_error("out of memory", "a shorter --ctx needs less")
         elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            _print_error(f"cannot write the output: {error.strerror}")
+            _drop_stdout()      # what is still buffered would fail, and tell of it, once more
+            _print_error(f"cannot write: {error.strerror}")
         else:
             _print_error(f"unexpected {type(error).__name__}: {error}",
                          "this is a bug in Ignis; IGNIS_DEBUG=1 shows where")
