@@ -23,12 +23,12 @@ def _check(name: str, raw: Any, n_embd: int) -> None:
     assert_same_bits(got, BLOCKS[name].decode(raw)[ids], f"embed {name}")
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("n_embd", [32, 64, 96, 7, 17])
+@pytest.mark.parametrize(
+    ("name", "n_embd"),
+    [(name, n) for name in FORMATS for n in (32, 96, 7, 17) if n % BLOCKS[name].block_size == 0],
+)
 def test_equals_the_decoder(name: str, n_embd: int) -> None:
     fmt = BLOCKS[name]
-    if n_embd % fmt.block_size:
-        pytest.skip("rows are whole blocks")
     values = np.random.default_rng(n_embd).standard_normal((7, n_embd)).astype(np.float32)
     _check(name, fmt.encode(values), n_embd)
 

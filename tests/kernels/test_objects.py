@@ -22,9 +22,9 @@ _CHOICES: dict[str, list[dict[str, Any]]] = {
     "embed": _WEIGHTS + _FLOATS,
     "matmul_rows": _WEIGHTS,
     "matmul_mapped": _WEIGHTS[2:],
-    "matmul_packed": _WEIGHTS[:1],
-    "pack_panels": _WEIGHTS,
-    "matmul_float": _FLOATS,
+    "matmul_packed": [],  # the code of matmul_mapped, and slow to compile
+    "pack_panels": _WEIGHTS[1:],
+    "matmul_float": _FLOATS[1:2],
     "rope": [
         {"head_dim": 64, "n_rot": 64, "style": "neox"},
         {"head_dim": 80, "n_rot": 36, "style": "interleaved"},
@@ -34,6 +34,8 @@ _CHOICES: dict[str, list[dict[str, Any]]] = {
 }
 # The linker itself provides this name: position-independent code finds its constants from it.
 _OF_THE_LINKER = {"_GLOBAL_OFFSET_TABLE_"}
+# What has a form of its own on a processor that otherwise equals a lower level.
+_WITH_DOTPROD = {"matmul_rows", "chain_dot4"}
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
@@ -78,6 +80,8 @@ def test_objects_have_no_undefined_symbols(level: str) -> None:
     """A call into a library that the JIT cannot find kills the process (NUMERICS 0)."""
     target = Target.level(level)
     for kernel in _kernels():
+        if target.has("dotprod") and kernel.name not in _WITH_DOTPROD:
+            continue
         module = new_module(target, kernel.symbol)
         emit_kernel(module, target, kernel)
         machine, symbols = elf_symbols(emit_object(module, target))

@@ -36,20 +36,27 @@ def quantize(
 
 def _quantize_block(k: Builder, x: Value, y: Value) -> None:
     halves = [x.at(half * _LANES * f32.nbytes).load(f32.x(_LANES)) for half in range(2)]
-    amax = k.tree_max(k.maximum(k.absolute(halves[0]), k.absolute(halves[1])))
+    # Without their signs floats are ordered as their bits are, and NaN stands above infinity.
+    patterns = [k.absolute(half).bits(i32.x(_LANES)) for half in halves]
+    amax = k.tree_max(k.maximum(patterns[0], patterns[1])).bits(f32)
     usual = (amax >= _SMALLEST) & (amax <= _F32_MAX)  # false for NaN and infinity
     inverse = (_Q_MAX / amax).splat(_LANES)
     # NaN and infinity in the block show as d = NaN; a block of tiny values is zero.
     unusual = k.select(amax < _SMALLEST, k.const(f32, 0.0), float("nan"))
     d = k.select(usual, amax / _Q_MAX, unusual)
-    sums = []
-    for half, values in enumerate(halves):
-        q = k.select(usual, k.round_even(values * inverse), 0.0).to(i32)
-        y.at(half * _LANES).store(q.to(i8))
-        sums.append(k.tree_sum(q))
-    total = sums[0] + sums[1]
+    scaled = [k.select(usual, k.round_even(half * inverse), 0.0) for half in halves]
+    q = k.concat(*(half.to(i32).to(i8) for half in scaled))
+    s = _half_sums(k, q)
+    total = s.lane(0) + s.lane(1)
+    y.store(q)
     y.at(a8.D_AT).store(d)
     y.at(a8.N_AT).store(total * -128)
     y.at(a8.DS_AT).store(d * total.to(f32))
-    for half, half_sum in enumerate(sums):
-        y.at(a8.HALVES_AT + 2 * half).store(half_sum.to(i16))
+    y.at(a8.HALVES_AT).store(s.to(i16))
+
+
+def _half_sums(k: Builder, q: Value) -> Value:
+    """The sums of the first and of the last 16 bytes, i32x2."""
+    fours = k.dot4(k.const(i32.x(8), 0), k.const(i8.x(BLOCK), 1), q, u_max=1)
+    twos = k.shuffle(fours, fours, [0, 1, 4, 5]) + k.shuffle(fours, fours, [2, 3, 6, 7])
+    return k.shuffle(twos, twos, [0, 2]) + k.shuffle(twos, twos, [1, 3])
