@@ -52,8 +52,9 @@ INPUTS = (
     "", " ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", "\t\n", " \n \n", "Hello world",
     " Hello world", "Hello, world!", "The tokenizer works.", "  merge the pairs  ",
     "I've seen that it's y'all'D and WE'LL, don't 'RE", "' era", "\n =", "!!!!!!", "3", "33",
-    "333", "3333", "33333", "1234567890", " 12 345  6789 ", "x += 10; y = 1000", "if a == b:\n    c",
-    "Äpfel über Köln", "É e\u0301 n\u0303", "Съешь ещё", "我们在这里学习", "한국어 있습니다",
+    "333", "3333", "33333", "1234567890", " 12 345  6789 ", "x += 10; y = 1000",
+    "if a == b:\n    c", "Äpfel über Köln", "É e\u0301 n\u0303", "Съешь ещё", "我们在这里学习",
+    "한국어 있습니다",
     "🚀 (normal) 😶\u200d🌫️ ✅", "ied 4 ½ months", "a\u00a0b", "tab\tand\r\nlines \n\n end",
     "\x00\x01\x7f", "``''\"\" «q» “q” — $5.00 + 3 = <8>", "snake_case camelCase __init__",
     "<|im_start|>user", "<think>no</think>", "symbols symbols symbols", "ქართული Ꭰ ᾳ ｆｕｌｌ，。",
@@ -71,6 +72,8 @@ def train(text: str, n_merges: int) -> tuple[list[str], list[str]]:
         for word, count in words.items():
             for pair in pairwise(word):
                 pairs[pair] += count
+        if not pairs:
+            break
         (left, right), _ = max(pairs.items(), key=lambda item: (item[1], item[0]))
         tokens.append(left + right)
         merges.append(f"{left} {right}")
@@ -94,6 +97,7 @@ def write_vocabulary(
     merges: Sequence[str],
     control: Sequence[str] = CONTROL,
     user_defined: Sequence[str] = USER_DEFINED,
+    /,
     **options: object,
 ) -> Path:
     """A vocabulary-only GGUF file; `options` are further `tokenizer.ggml` keys, None leaves out."""
@@ -142,7 +146,7 @@ def tiny(pre: str | None = None) -> Tokenizer:
 
 def main() -> None:
     tokens, merges = train(_TEXT, 400)
-    write_vocabulary(TINY, tokens, merges, user_defined=())
+    write_vocabulary(TINY, tokens, merges, CONTROL, ())
     (DATA / "tiny.inp").write_bytes(b"".join(text.encode() + SEPARATOR for text in INPUTS))
     for kind in KINDS:
         tokenizer = Tokenizer.from_gguf(open_gguf(TINY), kind)

@@ -125,6 +125,8 @@ class HashIndex:
 
     def find(self, hashes: U64) -> I32:
         """The index of each hash, or -1."""
+        if not self._hashes.size:
+            return np.full(hashes.size, -1, np.int32)
         mask = (1 << self._n_bits) - 1
         slots = self._first_slots(hashes)
         found = self._table[slots]

@@ -29,10 +29,9 @@ class Tokenizer:
         self.n_vocab = vocabulary.n_tokens
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
         self.stop_ids = vocabulary.stop_ids
-        add_bos = vocabulary.option("add_bos_token", model.add_bos)
-        add_eos = vocabulary.option("add_eos_token", False)
-        self._first = [self.bos_id] if add_bos and self.bos_id is not None else []
-        self._last = [self.eos_id] if add_eos and self.eos_id is not None else []
+        self.add_bos = (vocabulary.option("add_bos_token", model.add_bos)
+                        and self.bos_id is not None)  # fmt: skip
+        self.add_eos = vocabulary.option("add_eos_token", False) and self.eos_id is not None
         user_defined = vocabulary.user_defined_ids
         self._plain = _Partition(vocabulary, user_defined)
         self._special = _Partition(vocabulary, user_defined | vocabulary.control_ids)
@@ -56,14 +55,16 @@ class Tokenizer:
         `special`: parse control tokens in the text. `add_special`: add BOS and EOS where the file
         says so.
         """
-        ids = list(self._first) if add_special else []
+        ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
         partition = self._special if special else self._plain
         for piece in partition.split(_valid(text)):
             if isinstance(piece, int):
                 ids.append(piece)
             elif piece:
                 ids += self.model.encode(piece)
-        return ids + self._last if add_special else ids
+        if add_special and self.add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
+        return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of token ids; invalid UTF-8 becomes U+FFFD, control tokens are left out."""
