@@ -15,6 +15,10 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and end the process. The entry point of the `ignis` script."""
-    from ignis.cli.app import run_app
+    try:
+        from ignis.cli.app import run_app
 
-    sys.exit(run_app(sys.argv[1:] if arguments is None else list(arguments)))
+        code = run_app(sys.argv[1:] if arguments is None else list(arguments))
+    except KeyboardInterrupt:   # so early, or so late, that no command hears it
+        code = 130
+    sys.exit(code)
