@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import ignis.kernels
+from ignis.kernels.embed import embed
 from ignis.kernels.lang import Kernel, KernelFamily
-from ignis.native.codegen import emit_object
+from ignis.native.codegen import emit_assembly, emit_object
 from ignis.native.emit import emit_kernel, new_module
 from ignis.target import Target
 
@@ -90,6 +91,18 @@ def test_objects_have_no_undefined_symbols(level: str) -> None:
         undefined = {name for name, is_defined in symbols.items() if not is_defined}
         undefined -= _OF_THE_LINKER
         assert not undefined, f"{kernel.symbol} for {level} needs {undefined}"
+
+
+@pytest.mark.parametrize("level", ["aarch64", "x86-64-v3"])
+def test_nothing_is_fused_that_is_not_spelled_out(level: str) -> None:
+    """Q4_1 decodes as a product, then a sum; a compiler that contracts them changes the bits."""
+    target = Target.level(level)
+    kernel = embed(format="q4_1")
+    module = new_module(target, kernel.symbol)
+    emit_kernel(module, target, kernel)
+    text = emit_assembly(module, target)
+    assert "fmul" in text or "vmulps" in text
+    assert "fmla" not in text and "fmadd" not in text
 
 
 def test_the_parser_sees_undefined_symbols() -> None:

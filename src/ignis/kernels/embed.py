@@ -17,7 +17,7 @@ _ELEMENTS = {"f32": f32, "f16": f16, "bf16": i16}
 @kernel(ids=ptr, weight=ptr, y=ptr, n_embd=i64)
 def embed(
     k: Builder, *, ids: Value, weight: Value, y: Value, n_embd: Value,
-    begin: Value, end: Value, scratch: Value, format: str,  # noqa: A002
+    begin: Value, end: Value, scratch: Value, format: str,
 ) -> None:  # fmt: skip
     """Row ids[t] of `weight`, decoded: i32[T] -> f32[T, n_embd]. A unit is a token.
 
@@ -42,7 +42,7 @@ def embed(
                 target.at(block * (_BLOCK * f32.nbytes) + LANES * f32.nbytes).store(high)
 
 
-def _decode_element(load: Callable[[Value, Type], Value], source: Value, format: str) -> Value:  # noqa: A002
+def _decode_element(load: Callable[[Value, Type], Value], source: Value, format: str) -> Value:
     if format == "f32":
         return load(source, f32)
     bits = load(source, i16)
@@ -51,7 +51,7 @@ def _decode_element(load: Callable[[Value, Type], Value], source: Value, format:
     return (bits.zext(i32) << 16).bits(f32.x(LANES))
 
 
-def _decode_block(k: Builder, block: Value, format: str) -> tuple[Value, Value]:  # noqa: A002
+def _decode_block(k: Builder, block: Value, format: str) -> tuple[Value, Value]:
     """The two halves of a block of 32: d * q, then + m where the format has a minimum."""
     d = block.load(f16).to(f32).splat(LANES)
     if format == "q8_0":
