@@ -199,7 +199,7 @@ def _check_place(
         other_start = plan.offsets[other]
         other_end = other_start + other.type.nbytes(plan.n_tokens, plan.n_logits)
         overlaps = start < other_end and other_start < end
-        if overlaps and not _taken_over(plan.graph, steps, other, value):
+        if overlaps and not _taken_over(plan, steps, other, value):
             raise GraphError(
                 f"{value} overlaps {other} while both live",
                 where="memory plan",
@@ -208,20 +208,29 @@ def _check_place(
 
 
 def _taken_over(
-    graph: Graph, steps: Sequence[tuple[int, int]], old: Value, new: Value
+    plan: MemoryPlan, steps: Sequence[tuple[int, int]], old: Value, new: Value
 ) -> bool:
-    """Whether `new` is computed in place of `old`, which nothing else reads then or later."""
-    producer = graph.producers.get(new)
-    if producer is None or old not in _replaceable(producer) or old in graph.outputs:
+    """Whether `new` is computed in place of `old`, perhaps by way of others in between."""
+    producer = plan.graph.producers.get(new)
+    if producer is None:
         return False
-    if old.type != new.type:
-        return False
-    begin = next(s[0] for op, s in zip(graph.operations, steps, strict=True) if op == producer)
-    others = (
-        last for op, (_, last) in zip(graph.operations, steps, strict=True)
-        if op != producer and old in op.operands
-    )  # fmt: skip
-    return all(last < begin for last in others)
+    return any(
+        plan.offsets.get(value) == plan.offsets[new]
+        and _dies_in(plan.graph, steps, value, producer)
+        and (value == old or _taken_over(plan, steps, old, value))
+        for value in _replaceable(producer)
+        if value.type == new.type
+    )
+
+
+def _dies_in(
+    graph: Graph, steps: Sequence[tuple[int, int]], value: Value, reader: Operation
+) -> bool:
+    """Whether no op but `reader` reads the value in the step that the reader begins, or later."""
+    timed = list(zip(graph.operations, steps, strict=True))
+    begin = next(first for op, (first, _) in timed if op == reader)
+    others = (last for op, (_, last) in timed if op != reader and value in op.operands)
+    return value not in graph.outputs and all(last < begin for last in others)
 
 
 def _replaceable(op: Operation) -> list[Value]:
