@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
 import random
 import time
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from ignis.errors import TokenizerError
 from ignis.gguf import StringArray, open_gguf
 from ignis.kernels.bpe import merge_words, scratch_nbytes
 from ignis.kernels.eager import run_eager
-from ignis.text import Tokenizer
+from ignis.text import Tokenizer, bytelevel, pretokenize
 from ignis.text.bpe import NativeMerger, merge_plain
 from ignis.text.bytelevel import BYTE_TO_CHARACTER, to_bytes, to_characters
 from ignis.text.hashing import HashIndex, Spans, place, table_bits
@@ -129,3 +131,9 @@ def test_crowded_slots() -> None:
     n_bits = table_bits(keys.size)
     table = place(keys, np.full(100, (1 << n_bits) - 3), n_bits)
     assert sorted(table[table >= 0].tolist()) == list(range(100))
+
+
+@pytest.mark.parametrize("module", [bytelevel, pretokenize])
+def test_docstrings(module: ModuleType) -> None:
+    """The examples in the documentation run."""
+    assert doctest.testmod(module).failed == 0

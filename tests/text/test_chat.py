@@ -131,6 +131,22 @@ def test_bos_comes_once(tmp_path: Path) -> None:
         assert ids == [tokenizer.bos_id, *tokenizer.encode("a")]
 
 
+def test_constants_meet_messages(tokenizer: Tokenizer) -> None:
+    """Sealing the template's constants does not change what it finds in a message."""
+    source = (
+        "{% set mark = '</think>' %}{% set c = messages[0].content %}"
+        "{{ c.split(mark)[-1] }}{{ mark in c }}{{ 'a|>' in c }}{{ c == 'x' }}{{ c[:1] == '<' }}"
+        "{% if messages[0].role in ['user', 'x'] %}1{% endif %}"
+        "{% if messages[0]['role'] in 'user tool' %}1{% endif %}"
+        "{{ {'user': 2}[messages[0].role] }}{{ messages[0].role.startswith('us') }}"
+        "{{ c.startswith('<think>') }}{{ 'user' == messages[0].role }}{{ '%s-%d' % (c[:1], 3) }}"
+    )
+    chat = [{"role": "user", "content": "<think>a|></think>b"}]
+    template = ChatTemplate(source, tokenizer)
+    assert rendered(template, chat) == plain_jinja(source, chat, "")
+    assert rendered(template, chat) == "bTrueTrueFalseTrue112TrueTrueTrue<-3"
+
+
 # What a template may do with a text; the text is `c`.
 TRICKS = (
     "c", "c | lower", "c | upper", "c | trim", "c | reverse", "c[1:]", "c[0] + c[1:]", "c ~ c",

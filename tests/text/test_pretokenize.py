@@ -63,6 +63,15 @@ def test_folded_patterns_cut_like_their_stages(kind: str, text: str) -> None:
     assert pieces == split_in_stages(STAGES[kind], text)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100, deadline=None)
+@given(text=st.lists(TEXTS, max_size=12).map("".join), size=st.integers(1, 60))
+def test_windows_do_not_show(kind: str, text: str, size: int) -> None:
+    """A long text is cut in windows, and cut as if it were in one."""
+    pre = pre_tokenizer(kind)
+    assert [u for window in pre.windows(text, size) for u in window] == pre._units.findall(text)
+
+
 def test_every_kind_is_covered() -> None:
     """Fixtures, stages and the table of pre-tokenizers name the same kinds."""
     assert set(STAGES) == set(KINDS) == set(pretokenize._KINDS)

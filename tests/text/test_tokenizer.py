@@ -131,6 +131,7 @@ def test_no_such_token(token_id: int) -> None:
         ({"tokens": [1, 2]}, ModelFileError, "tokens"),
         ({"merges": None}, ModelFileError, "merges"),
         ({"token_type": [1, 1]}, TokenizerError, "token_type"),
+        ({"token_type": [1.0] * 260}, TokenizerError, "token_type"),
         ({"eos_token_id": 10**6}, TokenizerError, "eos_token_id"),
         ({"eos_token_id": "x"}, ModelFileError, "eos_token_id"),
         ({"add_bos_token": 3}, ModelFileError, "add_bos_token"),
@@ -165,4 +166,4 @@ def test_remembered_words_are_bounded() -> None:
         text = " ".join(str(rng.random())[2:].translate(str.maketrans("0123456789", "abcdefghij"))
                         for _ in range(25_000))  # fmt: skip
         assert tokenizer.decode(tokenizer.encode(text)) == text
-        assert len(tokenizer.model._remembered) <= 1 << 16
+        assert len(tokenizer.model._remembered) <= 1 << 15

@@ -8,7 +8,7 @@ Three ways to merge, all equal: `merge_plain` says what is meant in a few lines;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Ids = tuple[int, ...]
 
-_REMEMBERED_WORDS = 1 << 16
+_REMEMBERED_WORDS = 1 << 15
 _REMEMBERED_LENGTH = 64  # characters; longer words hardly ever come again
 
 
@@ -79,9 +79,11 @@ def _library() -> Library:
     from ignis.native.host import host_target
     from ignis.native.library import Library
     from ignis.settings import Settings
+    from ignis.target import Target
 
-    objects = ObjectCache(Settings.from_env().objects_dir)
-    return Library([merge_words()], host_target(), objects)
+    settings = Settings.from_env()
+    target = host_target() if settings.target is None else Target.level(settings.target)
+    return Library([merge_words()], target, ObjectCache(settings.objects_dir))
 
 
 class ByteLevelBPE:
@@ -100,16 +102,21 @@ class ByteLevelBPE:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text without special tokens; lone surrogates stand for raw bytes."""
-        words = self.pre.split_units(text)
+        ids: list[int] = []
+        for units in self.pre.windows(text):
+            ids += self._encode_window(units)
+        return ids
+
+    def _encode_window(self, words: list[str]) -> Iterable[int]:
         known = self._remembered
         new = [word for word in set(words) if word not in known]
         if not new:
-            return list(chain.from_iterable(map(known.__getitem__, words)))
+            return chain.from_iterable(map(known.__getitem__, words))
         encoded = dict(zip(new, self._encode_units(new), strict=True))
-        ids = chain.from_iterable(known.get(word) or encoded[word] for word in words)
-        result = list(ids)
         self._remember(encoded)
-        return result
+        return chain.from_iterable(
+            ids if (ids := known.get(word)) is not None else encoded[word] for word in words
+        )
 
     def _remember(self, encoded: dict[str, Ids]) -> None:
         short = {word: ids for word, ids in encoded.items() if len(word) <= _REMEMBERED_LENGTH}

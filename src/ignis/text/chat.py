@@ -84,7 +84,8 @@ class ChatTemplate:
         seal = self._seal(json.dumps([copied, shown], ensure_ascii=False) + self.source)
         job = {
             "source": self.source, "messages": copied, "variables": shown, "seal": seal,
-            "trusted": self._trusted, "roles": ROLES, "max_characters": _MIN_ROOM + 4 * size,
+            "control": list(self._control), "trusted": self._trusted, "roles": ROLES,
+            "max_characters": _MIN_ROOM + 4 * size,
         }  # fmt: skip
         answer = self._worker.ask(json.dumps(job))
         if "text" in answer:

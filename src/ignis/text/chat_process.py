@@ -51,7 +51,7 @@ class WorkerProcess:
         script = Path(__file__).with_name("chat_worker.py")
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(script), *folders], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={},
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for us, not for it
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, _stop, self._process)

@@ -126,12 +126,14 @@ class Sealer:
     """Seals the constants of a template that can reach its output.
 
     Constants that are only compared, looked up, or given to a method or filter stay as they are:
-    there they meet the text of messages. Where this guesses wrong, the text of a control token
-    stays plain text; never the other way round.
+    there they meet the text of messages. So do those that cannot be part of a control token. Where
+    this guesses wrong, the text of a control token stays plain text; never the other way round.
     """
 
-    def __init__(self, seal: Seal) -> None:
-        self.seal = seal
+    def __init__(self, seal: Seal, control: list[str]) -> None:
+        self.seal, self.control = seal, control
+        self.beginnings = {token[:n] for token in control for n in range(1, len(token))}
+        self.endings = {token[n:] for token in control for n in range(1, len(token))}
         self.names: dict[str, Sealed] = {}
 
     def visit(self, node: nodes.Node, printed: bool = True) -> nodes.Node:
@@ -142,7 +144,13 @@ class Sealer:
         if isinstance(node, nodes.TemplateData):
             node.data = node.data.translate(self.seal)
         elif isinstance(node, nodes.Const):
-            return self._constant(node) if printed else node
+            text = node.value
+            if printed and isinstance(text, str) and self._contributes(text):
+                return self._sealed(node)
+        elif isinstance(node, nodes.Operand) and isinstance(node.expr, nodes.Const):
+            # A sealed role may be looked for in any constant: `message.role in 'user tool'`.
+            if isinstance(node.expr.value, str):
+                node.expr = self._sealed(node.expr)
         else:
             for field, value in node.iter_fields():
                 inherits = _prints(node, field, printed)
@@ -153,19 +161,25 @@ class Sealer:
                     setattr(node, field, self.visit(value, inherits))
         return node
 
-    def _constant(self, node: nodes.Const) -> nodes.Node:
-        if not isinstance(node.value, str) or node.value.translate(self.seal) == node.value:
-            return node
+    def _sealed(self, node: nodes.Const) -> nodes.Expr:
         name = f"_sealed_{len(self.names)}"
         self.names[name] = Sealed(node.value, self.seal)
         return nodes.Name(name, "load", lineno=node.lineno)
+
+    def _contributes(self, text: str) -> bool:
+        """Whether `text` holds a control token, ends or starts inside one, or lies within one."""
+        cuts = range(1, len(text) + 1)
+        return (
+            any(text[-n:] in self.beginnings or text[:n] in self.endings for n in cuts)
+            or any(token in text or text in token for token in self.control if text)
+        )  # fmt: skip
 
 
 def _prints(node: nodes.Node, field: str, printed: bool) -> bool:
     """Whether what stands in `field` can be (part of) the value of `node`, or of what follows."""
     if isinstance(node, nodes.Stmt):
         return field not in ("test", "target")
-    if isinstance(node, nodes.Operand):  # of a comparison: the right side of `in`, or of `==`
+    if isinstance(node, nodes.Operand):  # the right side of a comparison
         return True
     if isinstance(node, (nodes.Compare, nodes.Test, nodes.Slice)):
         return False
@@ -220,7 +234,7 @@ def render(job: dict[str, Any]) -> dict[str, str]:
     seal = {ord(plain): sealed for plain, sealed in job["seal"].items()}
     unseal = {ord(sealed): plain for plain, sealed in job["seal"].items()}
     try:
-        sealer = Sealer(seal)
+        sealer = Sealer(seal, job["control"])
         template = Environment(sealer).from_string(job["source"])
         known = {name: Sealed(text, seal) for name, text in job["trusted"].items()}
         for message in job["messages"]:

@@ -117,7 +117,7 @@ class HashIndex:
 
     def __init__(self, hashes: U64) -> None:
         self._hashes = hashes
-        self._n_bits = table_bits(hashes.size)
+        self._n_bits = table_bits(2 * hashes.size)  # four bytes a slot: room is cheap
         self._table = place(hashes, self._first_slots(hashes), self._n_bits)
 
     def _first_slots(self, hashes: U64) -> I64:

@@ -59,6 +59,8 @@ _DEEPSEEK_LETTERS = (
 _DEEPSEEK_WIDE = rf"(?=[^\x00-\x7f])[{_DEEPSEEK_LETTERS}]"  # the large class is slow to test
 _DEEPSEEK_MARKS = r"!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002"
 
+_UNSURE_UNITS = 16  # more than any pattern looks ahead
+
 
 @dataclass(frozen=True)
 class PreTokenizer:
@@ -82,9 +84,24 @@ class PreTokenizer:
     def _then(self) -> tuple[Any, ...]:
         return tuple(regex.compile(pattern) for pattern in self.then)
 
-    def split_units(self, text: str) -> list[str]:
-        """Cut the text into units; joined they are the text."""
-        return self._units.findall(text)  # type: ignore[no-any-return]
+    def windows(self, text: str, size: int = 1 << 20) -> Iterator[list[str]]:
+        """Cut the text into units, about `size` characters at a time; joined they are the text.
+
+        The end of a window may cut its last units wrongly: a word in two, or white space that
+        decides by what follows it. So they are cut again in the next window, which starts at a
+        unit that nothing behind the end could have moved.
+        """
+        begin, end = 0, size
+        while end < len(text):
+            units: list[str] = self._units.findall(text, begin, end)
+            del units[-_UNSURE_UNITS:]
+            while units and units[-1].isspace():
+                units.pop()
+            yield units
+            # Nothing sure: one unit fills the window, so look at more.
+            taken = sum(map(len, units))
+            begin, end = begin + taken, begin + taken + size if taken else end + (end - begin)
+        yield self._units.findall(text, begin)
 
     def split_unit(self, unit: str) -> list[str]:
         """Cut one unit into the final pieces."""
@@ -99,7 +116,7 @@ class PreTokenizer:
         >>> pre_tokenizer("gpt-2").split("You'll see  12 apples.")
         ['You', "'ll", ' see', ' ', ' 12', ' apples', '.']
         """
-        units = self.split_units(text)
+        units = [unit for window in self.windows(text) for unit in window]
         return [p for u in units for p in self.split_unit(u)] if self.then else units
 
 

@@ -98,9 +98,10 @@ class Vocabulary:
         kinds = self._file.get("tokenizer.ggml.token_type", None, np.ndarray)
         if kinds is None:
             return np.full(self.n_tokens, TokenKind.NORMAL, np.int32)
-        if kinds.size != self.n_tokens:
+        if kinds.size != self.n_tokens or kinds.dtype.kind not in "iu":
             raise TokenizerError("not one type a token", where=self._where("token_type"),
-                                 got=kinds.size, wanted=self.n_tokens)  # fmt: skip
+                                 got=f"{kinds.size} of {kinds.dtype}",
+                                 wanted=f"{self.n_tokens} integers")  # fmt: skip
         return kinds
 
     def _find_stop_ids(self) -> frozenset[int]:
