@@ -92,12 +92,11 @@ class TokenSequence:
         """Append tokens, in steps of at most 512; logits f32 [V] of the last one."""
         if not ids:
             raise UsageError("there is nothing to feed", got="no tokens", wanted="at least one")
-        logits = np.empty((0, self._n_vocab), np.float32)
-        for start in range(0, len(ids), MAX_TOKENS):
-            part = ids[start : start + MAX_TOKENS]
-            is_last = start + len(part) == len(ids)
-            logits = self._step(part, [len(part) - 1] if is_last else [])
-        return logits[0]
+        last = len(ids) - 1 - (len(ids) - 1) % MAX_TOKENS  # where the last step begins
+        for start in range(0, last, MAX_TOKENS):
+            self._step(ids[start : start + MAX_TOKENS], [])
+        logits: NDArray[np.float32] = self._step(ids[last:], [len(ids) - last - 1])[0]
+        return logits
 
     def feed_all(self, ids: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         """Append tokens and yield the logits of all of them, f32 [n, V] at a time."""

@@ -22,18 +22,11 @@ import numpy.typing as npt
 
 from ignis.errors import UsageError
 from ignis.gguf import GGUFFile, open_gguf
+from ignis.runtime.ceilings import Ceilings
 from ignis.sampling import RandomStream
 
 _SEED = 1       # of the prompt's ids: always the same
 _FLOAT_FORMATS = frozenset({"f32", "f16", "bf16"})      # all others multiply integers
-
-
-class Ceilings(Protocol):
-    """What the machine can do at most, as `ignis.native.ceilings.measure` finds it."""
-
-    bandwidth_gb_s: float
-    int8_gmac_s: float
-    f32_gmac_s: float
 
 
 class TokenSequence(Protocol):

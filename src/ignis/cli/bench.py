@@ -50,7 +50,7 @@ def bench(
     from ignis import hub
     from ignis.cli.interrupt import prompt_interrupt
     from ignis.cli.progress import TerminalProgress
-    from ignis.native.ceilings import measure
+    from ignis.runtime.ceilings import measure
     from ignis.settings import Settings
 
     path = hub.resolve(model, Settings.from_env(), TerminalProgress(quiet, mention_present=False))

@@ -193,6 +193,16 @@ class EagerBuilder(Builder):
         products = (unsigned * s.raw.astype(np.int64)).reshape(-1, 4).sum(axis=1)
         return self._new(i32.x(acc.type.lanes), (acc.raw + products).astype(np.int32))
 
+    def dot2(self, acc: Value, a: Value, b: Value) -> Value:
+        products = (a.raw.astype(np.int64) * b.raw.astype(np.int64)).reshape(-1, 2).sum(axis=1)
+        return self._new(acc.type, (acc.raw + products).astype(np.int32))
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        codes = indices.raw.view(np.uint8)
+        if codes.size and int(codes.max()) > 15:
+            raise KernelError("an index leaves the table", got=int(codes.max()), wanted="0 to 15")
+        return self._new(indices.type, self.const(indices.type.element.x(16), table).raw[codes])
+
 
 def fma_f32(a: Any, b: Any, c: Any) -> Any:
     """a * b + c rounded once to f32, in f64 with rounding to odd (NUMERICS 0).
@@ -221,7 +231,10 @@ def run_eager(
     end: int,
     scratch: NDArray[np.uint8] | None = None,
 ) -> None:
-    """Run a kernel on NumPy arrays (for pointers; None is null) and numbers, over the units [begin, end)."""
+    """Run a kernel on NumPy arrays (for pointers; None is null) and numbers.
+
+    It does the units of work [begin, end).
+    """
     k = EagerBuilder()
     values: dict[str, Value] = {}
     for name, type_ in kernel.params:

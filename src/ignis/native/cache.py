@@ -49,9 +49,9 @@ class ObjectCache:
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(hashlib.sha256(data).digest() + data)
-                os.replace(name, self.folder / f"{digest}.o")
+                Path(name).replace(self.folder / f"{digest}.o")
             except OSError:
-                os.unlink(name)
+                Path(name).unlink()
                 raise
 
 

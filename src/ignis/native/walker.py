@@ -7,9 +7,11 @@ A *plan* is an array of records, one a kernel launch, eight words of 8 bytes eac
 Every thread walks the same records. With `chunk` zero the units are divided evenly; else threads
 take chunks from the counter, so that a core that is held up takes fewer. A `repeated` record is
 done whole by every thread, each with arguments of its own, `args stride` bytes apart. Where
-`barrier` is set all threads meet behind the record. Workers stay parked in `team_worker`, inside native code, without the GIL: they spin a
-bounded while and then sleep in the kernel (futex), at barriers too, for a spinning thread would
-starve the others when there are more threads than processors.
+`barrier` is set all threads meet behind the record.
+
+Workers stay parked in `team_worker`, inside native code, without the GIL: they spin a bounded while
+and then sleep in the kernel (futex), at barriers too, for a spinning thread would starve the others
+when there are more threads than processors.
 
 The *team block* is the shared state; each hot word has a cache line of its own (offsets below).
 On abort the walkers skip the work but still meet at every barrier, which keeps them together and
@@ -109,13 +111,21 @@ def _run_record(
             k.call(address, None, args, begin, end, scratch)
     for _ in k.when(chunk > 0):
         counter = record.at(32)
-        taken = k.var(k.fetch_add(counter, chunk))
-        for _ in k.loop(lambda: taken.get() < units):
-            begin = taken.get()
-            k.call(address, None, args, begin, k.minimum(begin + chunk, units), scratch)
-            taken.set(k.fetch_add(counter, chunk))
-            for _ in k.when(k.load_acquire(team.at(ABORT), i64) != 0):
-                taken.set(units)
+        _take_chunks(k, team, (address, args, scratch), counter, units, chunk)
+
+
+def _take_chunks(
+    k: LlvmBuilder, team: Value, call: tuple[Value, Value, Value], counter: Value, units: Value,
+    chunk: Value,
+) -> None:  # fmt: skip
+    address, args, scratch = call
+    taken = k.var(k.fetch_add(counter, chunk))
+    for _ in k.loop(lambda: taken.get() < units):
+        begin = taken.get()
+        k.call(address, None, args, begin, k.minimum(begin + chunk, units), scratch)
+        taken.set(k.fetch_add(counter, chunk))
+        for _ in k.when(k.load_acquire(team.at(ABORT), i64) != 0):
+            taken.set(units)
 
 
 def _barrier(k: LlvmBuilder, team: Value, n_threads: Value) -> None:
@@ -141,7 +151,10 @@ def _advance(k: LlvmBuilder, team: Value, word: int) -> None:
 
 def _wait(k: LlvmBuilder, team: Value, word: int, old: Value, spin: int) -> None:
     """Until the word differs from `old`: spin for a while, then sleep."""
-    unchanged = lambda: k.load_acquire(team.at(word), i32) == old  # noqa: E731  # used twice below
+
+    def unchanged() -> Value:
+        return k.load_acquire(team.at(word), i32) == old
+
     rounds = k.var(team.at(spin).load(i64))
     for _ in k.loop(lambda: unchanged() & (rounds.get() > 0)):
         k.pause()

@@ -17,6 +17,7 @@ from ignis.runtime.launches import Launch
 from ignis.runtime.memory import Memory
 from ignis.runtime.plan import CompiledPlan
 from ignis.runtime.team import WALKER, ThreadTeam
+from ignis.runtime.threads import available_threads
 from ignis.settings import Settings
 
 _STREAM_UNITS = 4096  # 256 MiB, more than any cache
@@ -33,8 +34,12 @@ class Ceilings:
     f32_gmac_s: float
 
 
-def measure(n_threads: int) -> Ceilings:
-    """Measure all three, the median of a few runs each; takes about half a second."""
+def measure(n_threads: int | None = None) -> Ceilings:
+    """Measure all three, the median of a few runs each; takes about half a second.
+
+    `n_threads`: default what affinity and the cgroup quota allow.
+    """
+    n_threads = n_threads or available_threads()
     families = (kernels.read_stream, kernels.chain_dot4, kernels.chain_fma)
     parts = [family() for family in families]
     cache = ObjectCache(Settings.from_env().objects_dir)

@@ -25,7 +25,12 @@ from ignis.native.cache import ObjectCache
 from ignis.native.library import Library
 from ignis.runtime.kv_cache import KVCache
 from ignis.runtime.launches import (
-    Argument, Launch, Private, Surroundings, embedding_launch, lower,
+    Argument,
+    Launch,
+    Private,
+    Surroundings,
+    embedding_launch,
+    lower,
 )  # fmt: skip
 from ignis.runtime.memory import Memory, align
 from ignis.runtime.plan import CompiledPlan
@@ -98,6 +103,7 @@ class NativeEngine:
         self.weights = WeightStore(file, graph, options.layout)
         self._rope_tables: dict[tuple[Any, ...], RopeTable] = {}
         self._buckets: dict[tuple[int, int], _Bucket] = {}
+        self._plans: dict[tuple[int, int], tuple[Schedule | None, MemoryPlan]] = {}
         self._filled = [0] * self.n_slots
         kernels, scratch_nbytes = self._requirements()
         self.library = Library([WALKER, *kernels], options.target, options.objects)
@@ -130,6 +136,12 @@ class NativeEngine:
 
     def plan(self, n_tokens: int, n_logits: int) -> tuple[Schedule | None, MemoryPlan]:
         """Barriers and memory of steps of up to that size; logits are outside the arena."""
+        key = n_tokens, n_logits
+        if key not in self._plans:
+            self._plans[key] = self._plan(*key)
+        return self._plans[key]
+
+    def _plan(self, n_tokens: int, n_logits: int) -> tuple[Schedule | None, MemoryPlan]:
         if not self.fused:
             return None, plan_memory(
                 self.graph, n_tokens, n_logits, outputs_in_arena=False, reuse=False
@@ -240,9 +252,9 @@ class NativeEngine:
         key = (op.attributes["base"], op.attributes["n_rot"], factors)
         if key not in self._rope_tables:
             array = None if factors is None else self._file.array(factors.name)
-            self._rope_tables[key] = RopeTable(
-                float(key[0]), int(key[1]), array, self.n_ctx
-            )
+            base, n_rot = op.attributes["base"], op.attributes["n_rot"]
+            assert isinstance(base, float) and isinstance(n_rot, int)
+            self._rope_tables[key] = RopeTable(base, n_rot, array, self.n_ctx)
         return self._rope_tables[key].address
 
     def _pack(self) -> None:

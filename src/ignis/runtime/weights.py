@@ -43,9 +43,8 @@ class PackedTensor:
 def packed_tensors(graph: Graph) -> list[PackedTensor]:
     """The weights that panels exist for: those of matmuls and logits in integer formats."""
     found: dict[str, PackedTensor] = {}
-    for op in graph.operations:
-        weight = op.operand("weight") if op.name in ("matmul", "logits") else None
-        if weight is None or weight.type.dtype not in BLOCK_FORMATS:
+    for weight in (weight for op in graph.operations for weight in op.matrices):
+        if weight.type.dtype not in BLOCK_FORMATS:
             continue
         n_rows, n_values = (int(n) for n in weight.type.shape)
         n_panels = -(-n_rows // ROWS)
