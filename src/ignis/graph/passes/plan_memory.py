@@ -156,11 +156,11 @@ def verify_plan(plan: MemoryPlan) -> None:
         (True, sequential, plan.private_nbytes),
     ):
         values = [v for v in plan.offsets if (v in private) == mine]
-        lives = _lives(graph, steps)
+        lives, takeovers = _lives(graph, steps), _Takeovers(plan, steps)
         live: list[Value] = []
         for value in sorted(values, key=lambda v: lives[v]):
             live = [v for v in live if lives[v][1] >= lives[value][0]]
-            _check_place(plan, value, live, nbytes, steps)
+            _check_place(plan, value, live, nbytes, takeovers)
             live.append(value)
 
 
@@ -183,7 +183,7 @@ def _check_place(
     value: Value,
     live: Sequence[Value],
     arena_nbytes: int,
-    steps: Sequence[tuple[int, int]],
+    takeovers: _Takeovers,
 ) -> None:
     """Check a value as it comes to life beside the live ones."""
     start = plan.offsets[value]
@@ -199,7 +199,7 @@ def _check_place(
         other_start = plan.offsets[other]
         other_end = other_start + other.type.nbytes(plan.n_tokens, plan.n_logits)
         overlaps = start < other_end and other_start < end
-        if overlaps and not _taken_over(plan, steps, other, value):
+        if overlaps and not takeovers.allow(other, value):
             raise GraphError(
                 f"{value} overlaps {other} while both live",
                 where="memory plan",
@@ -207,30 +207,36 @@ def _check_place(
             )
 
 
-def _taken_over(
-    plan: MemoryPlan, steps: Sequence[tuple[int, int]], old: Value, new: Value
-) -> bool:
-    """Whether `new` is computed in place of `old`, perhaps by way of others in between."""
-    producer = plan.graph.producers.get(new)
-    if producer is None:
-        return False
-    return any(
-        plan.offsets.get(value) == plan.offsets[new]
-        and _dies_in(plan.graph, steps, value, producer)
-        and (value == old or _taken_over(plan, steps, old, value))
-        for value in _replaceable(producer)
-        if value.type == new.type
-    )
+class _Takeovers:
+    """Which values may have been computed in place of which; tables over one graph."""
 
+    def __init__(self, plan: MemoryPlan, steps: Sequence[tuple[int, int]]) -> None:
+        self._plan, self._steps = plan, steps
+        self._producer: dict[Value, int] = {}
+        self._readers: dict[Value, list[int]] = {}
+        for i, op in enumerate(plan.graph.operations):
+            for value in op.operands:
+                self._readers.setdefault(value, []).append(i)
+            self._producer |= dict.fromkeys(op.results, i)
 
-def _dies_in(
-    graph: Graph, steps: Sequence[tuple[int, int]], value: Value, reader: Operation
-) -> bool:
-    """Whether no op but `reader` reads the value in the step that the reader begins, or later."""
-    timed = list(zip(graph.operations, steps, strict=True))
-    begin = next(first for op, (first, _) in timed if op == reader)
-    others = (last for op, (_, last) in timed if op != reader and value in op.operands)
-    return value not in graph.outputs and all(last < begin for last in others)
+    def allow(self, old: Value, new: Value) -> bool:
+        """Whether `new` is computed in place of `old`, perhaps by way of others in between."""
+        producer = self._producer.get(new)
+        if producer is None:
+            return False
+        return any(
+            self._plan.offsets.get(value) == self._plan.offsets[new]
+            and self._dies_in(value, producer)
+            and (value == old or self.allow(old, value))
+            for value in _replaceable(self._plan.graph.operations[producer])
+            if value.type == new.type
+        )
+
+    def _dies_in(self, value: Value, reader: int) -> bool:
+        """Whether nothing else reads the value in the step that the reader begins, or later."""
+        begin = self._steps[reader][0]
+        others = (self._steps[i][1] for i in self._readers[value] if i != reader)
+        return value not in self._plan.graph.outputs and all(last < begin for last in others)
 
 
 def _replaceable(op: Operation) -> list[Value]:
@@ -286,7 +292,7 @@ def _buffers(
             define(value)
     for i, op in enumerate(graph.operations):
         for result in op.results:
-            replaced = in_place and op.n_results == 1 and result in wanted and take_over(i, result)
+            replaced = in_place and len(op.results) == 1 and result in wanted and take_over(i, result)
             if result in wanted and not replaced:
                 define(result)
     return buffers
