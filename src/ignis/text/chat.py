@@ -124,7 +124,9 @@ class ChatTemplate:
 
     def _segments(self, sealed: str, seal: dict[str, str]) -> Iterator[Segment]:
         """Cut at the control tokens that are sealed from end to end, and open the rest."""
-        tokens = {"".join(map(seal.__getitem__, s)): s for s in self._control}
+        spelled = {"".join(map(seal.__getitem__, s)): s for s in self._control}
+        # Few of a thousand control tokens occur, and each in the pattern costs time.
+        tokens = {code: s for code, s in spelled.items() if code in sealed}
         opened = str.maketrans({code: plain for plain, code in seal.items()})
         end = 0
         for match in regex.finditer(r"\L<tokens>", sealed, tokens=list(tokens)) if tokens else ():

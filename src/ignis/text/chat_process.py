@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import select
+import selectors
 import subprocess
 import sys
 import threading
@@ -12,7 +12,7 @@ import weakref
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ignis.errors import TokenizerError
 
@@ -74,12 +74,18 @@ class WorkerProcess:
         pipe, parts, deadline = self._process.stdout, [b""], time.monotonic() + seconds
         while not parts[-1].endswith(b"\n"):
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+            if left <= 0 or not _readable(pipe, left):
                 raise _failed(complaint)
             parts.append(pipe.read1(1 << 20))  # type: ignore[attr-defined]
             if not parts[-1]:
                 raise _failed("it needs too much memory or time")  # the process died of it
         return b"".join(parts)
+
+
+def _readable(pipe: IO[bytes], seconds: float) -> bool:
+    with selectors.DefaultSelector() as selector:  # `select` itself fails from 1024 files on
+        selector.register(pipe, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
 
 
 def _failed(reason: str) -> TokenizerError:
