@@ -177,7 +177,7 @@ def test_tensors_from_functions_are_made_one_at_a_time(tmp_path: Path) -> None:
     for seed in range(3):
         writer.add_tensor(f"t{seed}", lambda seed=seed: make(seed), "q8_0", shape=RNG_SHAPE)
     writer.add_raw_tensor("raw", (2, 32), BLOCKS["q8_0"], lambda: b"\1" * 68)
-    writer.add_raw_tensor("k", (256,), "q4_k", np.zeros(144, np.uint8))
+    writer.add_raw_tensor("k", (256,), "iq3_s", np.zeros(110, np.uint8))
     assert calls == []
     writer.write()
     assert calls == [0, 1, 2]

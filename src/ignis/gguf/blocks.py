@@ -2,7 +2,8 @@
 
 A row of K weights is stored as K / block_size blocks, one after the other. A format class holds
 the fields of one block, `decode` and, where a plain rounding encoder exists, `encode`; `BLOCKS`
-has them by name. To add a format is to add a class and to list it in `_FORMATS`.
+has them by name. To add a format is to add a class to one of the modules beside this one
+(`classic`, `kquants`, `codebooks`) and to list it in `_FORMATS`.
 
 Formats that Ignis cannot compute with are in `BLOCKS` too, with `supported` False: `ignis info`
 lists files that hold them. Source of ids and sizes: `ggml_type` and its traits in ggml.
@@ -13,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ignis.errors import UnsupportedModelError, UsageError
-
-Blocks: TypeAlias = NDArray[np.void]        # [n_blocks], one structured record a block
-Floats: TypeAlias = NDArray[np.float32]     # [n_blocks, block_size]
-Bytes: TypeAlias = NDArray[np.uint8]
+from ignis.gguf.classic import BF16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
+from ignis.gguf.codebooks import IQ4_NL, IQ4_XS, MXFP4, TQ1_0, TQ2_0
+from ignis.gguf.kquants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
+from ignis.gguf.records import Blocks, Bytes, Floats, Format
 
 _CHUNK_VALUES = 1 << 18     # values converted at a time: keeps temporaries at a few MB
 
@@ -103,199 +104,17 @@ class BlockFormat:
         return out.view(np.uint8).reshape(shape)
 
 
-class _Format(Protocol):
-    """What a format class declares; the class itself is the declaration, nobody makes one."""
-
-    ggml_type: int
-    block_size: int
-    nbytes: int
-    dtype: np.dtype[Any]
-
-    @staticmethod
-    def decode(blocks: Blocks) -> Floats: ...
-
-
-class F32:
-    """IEEE single precision."""
-
-    ggml_type = 0
-    block_size = 1
-    nbytes = 4
-    dtype = np.dtype([("x", "<f4")])
-
-    @staticmethod
-    def decode(blocks: Blocks) -> Floats:
-        return _column(blocks["x"])
-
-    @staticmethod
-    def encode(values: Floats) -> Blocks:
-        return values.reshape(-1).view(F32.dtype)
-
-
-class F16:
-    """IEEE half precision."""
-
-    ggml_type = 1
-    block_size = 1
-    nbytes = 2
-    dtype = np.dtype([("x", "<f2")])
-
-    @staticmethod
-    def decode(blocks: Blocks) -> Floats:
-        return _column(blocks["x"])
-
-    @staticmethod
-    def encode(values: Floats) -> Blocks:
-        return values.reshape(-1).astype("<f2").view(F16.dtype)
-
-
-class BF16:
-    """The upper half of a single: 8 bits of exponent, 7 of fraction."""
-
-    ggml_type = 30
-    block_size = 1
-    nbytes = 2
-    dtype = np.dtype([("x", "<u2")])
-
-    @staticmethod
-    def decode(blocks: Blocks) -> Floats:
-        return (blocks["x"].astype(np.uint32) << 16).view(np.float32)[:, None]
-
-    @staticmethod
-    def encode(values: Floats) -> Blocks:
-        bits = values.reshape(-1).view(np.uint32)
-        is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
-        half = bits >> 16
-        # Nearest even: add half a unit, one less where the kept part is even. The sum cannot
-        # wrap: only NaNs reach that far, and they are cut instead and made quiet.
-        nearest = (bits + 0x7FFF + (half & 1)) >> 16
-        return np.where(is_nan, half | 0x40, nearest).astype("<u2").view(BF16.dtype)
-
-
-class Q8_0:  # noqa: N801 (ggml's name)
-    """32 signed bytes and a scale: x = d * q.
-
-        | d f16 | qs i8 x 32 |      34 bytes
-    """
-
-    ggml_type = 8
-    block_size = 32
-    nbytes = 34
-    dtype = np.dtype([("d", "<f2"), ("qs", "i1", 32)])
-
-    @staticmethod
-    def decode(blocks: Blocks) -> Floats:
-        return blocks["qs"] * _column(blocks["d"])
-
-    @staticmethod
-    def encode(values: Floats) -> Blocks:
-        d = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
-        scaled = values * _reciprocal(d)
-        magnitude = np.abs(scaled)
-        whole = np.floor(magnitude)
-        rounded = whole + (magnitude - whole >= 0.5)    # halves away from zero
-        blocks = np.empty(len(values), dtype=Q8_0.dtype)
-        blocks["d"] = d[:, 0]
-        blocks["qs"] = _bounded(np.copysign(rounded, scaled), -127, 127)
-        return blocks
-
-
-class Q4_0:  # noqa: N801
-    """32 nibbles around 8 and a scale: x = d * (q - 8).
-
-        | d f16 | qs u8 x 16 |      18 bytes; byte i holds value i (low nibble) and i + 16 (high)
-    """
-
-    ggml_type = 2
-    block_size = 32
-    nbytes = 18
-    dtype = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
-
-    @staticmethod
-    def decode(blocks: Blocks) -> Floats:
-        return _column(blocks["d"]) * (_nibbles(blocks["qs"]).view(np.int8) - np.int8(8))
-
-    @staticmethod
-    def encode(values: Floats) -> Blocks:
-        # The value of largest magnitude becomes exactly -8, the one end that has no twin.
-        extreme = np.abs(values).argmax(axis=1, keepdims=True)
-        d = np.take_along_axis(values, extreme, axis=1) / np.float32(-8)
-        q = _bounded(values * _reciprocal(d) + np.float32(8.5), 0, 15)
-        blocks = np.empty(len(values), dtype=Q4_0.dtype)
-        blocks["d"] = d[:, 0]
-        blocks["qs"] = _pack_nibbles(q)
-        return blocks
-
-
-class Q4_1:  # noqa: N801
-    """32 nibbles, a scale and a minimum: x = d * q + m.
-
-        | d f16 | m f16 | qs u8 x 16 |      20 bytes; nibbles as in Q4_0
-    """
-
-    ggml_type = 3
-    block_size = 32
-    nbytes = 20
-    dtype = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
-
-    @staticmethod
-    def decode(blocks: Blocks) -> Floats:
-        return _column(blocks["d"]) * _nibbles(blocks["qs"]) + _column(blocks["m"])
-
-    @staticmethod
-    def encode(values: Floats) -> Blocks:
-        low = values.min(axis=1, keepdims=True)
-        d = (values.max(axis=1, keepdims=True) - low) / np.float32(15)
-        q = _bounded((values - low) * _reciprocal(d) + np.float32(0.5), 0, 15)
-        blocks = np.empty(len(values), dtype=Q4_1.dtype)
-        blocks["d"] = d[:, 0]
-        blocks["m"] = low[:, 0]
-        blocks["qs"] = _pack_nibbles(q)
-        return blocks
-
-
-def _column(numbers: NDArray[Any]) -> Floats:
-    """One number a block -> float32 [n_blocks, 1]."""
-    return numbers.astype(np.float32)[:, None]
-
-
-def _nibbles(qs: Bytes) -> Bytes:
-    """[n, 16] bytes -> [n, 32] values 0..15: all low nibbles, then all high ones."""
-    out = np.empty((len(qs), 32), dtype=np.uint8)
-    np.bitwise_and(qs, 15, out=out[:, :16])
-    np.right_shift(qs, 4, out=out[:, 16:])
-    return out
-
-
-def _pack_nibbles(q: NDArray[np.int8]) -> Bytes:
-    """The inverse of `_nibbles`."""
-    unsigned = q.view(np.uint8)
-    return unsigned[:, :16] | (unsigned[:, 16:] << np.uint8(4))
-
-
-def _reciprocal(d: Floats) -> Floats:
-    """1 / d, and 0 for a block of zeros."""
-    return np.where(d == 0, np.float32(0), np.float32(1) / d)
-
-
-def _bounded(x: Floats, low: int, high: int) -> NDArray[np.int8]:
-    """Truncate to integers in low..high. NaN gives 0 on every processor; a bare cast does not."""
-    bounded: NDArray[np.int8] = np.nan_to_num(np.trunc(x).clip(low, high), nan=0.0).astype(np.int8)
-    return bounded
-
-
-_FORMATS: tuple[type[_Format], ...] = (F32, F16, BF16, Q8_0, Q4_0, Q4_1)
+_FORMATS: tuple[type[Format], ...] = (
+    F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS,
+    MXFP4, TQ1_0, TQ2_0,
+)  # fmt: skip
 
 _LISTED_ONLY = (    # name, ggml_type, block_size, nbytes
-    ("q5_0", 6, 32, 22), ("q5_1", 7, 32, 24), ("q8_1", 9, 32, 36),
-    ("q2_k", 10, 256, 84), ("q3_k", 11, 256, 110), ("q4_k", 12, 256, 144),
-    ("q5_k", 13, 256, 176), ("q6_k", 14, 256, 210), ("q8_k", 15, 256, 292),
-    ("iq2_xxs", 16, 256, 66), ("iq2_xs", 17, 256, 74), ("iq3_xxs", 18, 256, 98),
-    ("iq1_s", 19, 256, 50), ("iq4_nl", 20, 32, 18), ("iq3_s", 21, 256, 110),
-    ("iq2_s", 22, 256, 82), ("iq4_xs", 23, 256, 136), ("i8", 24, 1, 1), ("i16", 25, 1, 2),
-    ("i32", 26, 1, 4), ("i64", 27, 1, 8), ("f64", 28, 1, 8), ("iq1_m", 29, 256, 56),
-    ("tq1_0", 34, 256, 54), ("tq2_0", 35, 256, 66), ("mxfp4", 39, 32, 17),
-    ("nvfp4", 40, 64, 36), ("q1_0", 41, 128, 18),
+    ("q8_1", 9, 32, 36), ("q8_k", 15, 256, 292), ("iq2_xxs", 16, 256, 66), ("iq2_xs", 17, 256, 74),
+    ("iq3_xxs", 18, 256, 98), ("iq1_s", 19, 256, 50), ("iq3_s", 21, 256, 110),
+    ("iq2_s", 22, 256, 82), ("i8", 24, 1, 1), ("i16", 25, 1, 2), ("i32", 26, 1, 4),
+    ("i64", 27, 1, 8), ("f64", 28, 1, 8), ("iq1_m", 29, 256, 56), ("nvfp4", 40, 64, 36),
+    ("q1_0", 41, 128, 18),
 )
 
 # Ids that ggml once gave out and took back: files that hold them must be made anew.
@@ -305,7 +124,7 @@ REMOVED_TYPES: Mapping[int, str] = MappingProxyType({
 })
 
 
-def _declared(cls: type[_Format]) -> BlockFormat:
+def _declared(cls: type[Format]) -> BlockFormat:
     assert cls.dtype.itemsize == cls.nbytes, f"{cls.__name__}: fields do not add up"
     return BlockFormat(cls.__name__.lower(), cls.ggml_type, cls.block_size, cls.nbytes, cls.dtype,
                        cls.decode, getattr(cls, "encode", None))
