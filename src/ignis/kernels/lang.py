@@ -289,6 +289,14 @@ class Builder(ABC):
         `u_max` = 129 no byte of `s` may be -128; with less it may.
         """
 
+    @abstractmethod
+    def dot2(self, acc: Value, a: Value, b: Value) -> Value:
+        """acc[i] + a[2i] * b[2i] + a[2i+1] * b[2i+1] of signed 16-bit lanes, modulo 2^32."""
+
+    @abstractmethod
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        """table[i] for every byte lane i of `indices`: 16 bytes, indices 0 to 15."""
+
     # -- helpers ------------------------------------------------------------------------------
     def like(self, value: Operand, beside: Value) -> Value:
         """A Python number as a constant of the type of `beside`; a value as it is."""

@@ -14,9 +14,22 @@ from llvmlite import ir
 
 from ignis.errors import KernelError
 from ignis.kernels.lang import (
-    Builder, Kernel, Operand, Type, Value, f16, f32, f64, i1, i8, i16, i32, i64, ptr,
+    Builder,
+    Kernel,
+    Operand,
+    Type,
+    Value,
+    f16,
+    f32,
+    f64,
+    i1,
+    i8,
+    i16,
+    i32,
+    i64,
+    ptr,
 )  # fmt: skip
-from ignis.native import dot4
+from ignis.native import dot2, dot4, lookup
 from ignis.target import Target
 
 _FLOATS = {16: ir.HalfType(), 32: ir.FloatType(), 64: ir.DoubleType()}
@@ -209,6 +222,12 @@ class LlvmBuilder(Builder):
 
     def dot4(self, acc: Value, u: Value, s: Value, u_max: int = 255) -> Value:
         return dot4.emit(self, acc, u, s, u_max)
+
+    def dot2(self, acc: Value, a: Value, b: Value) -> Value:
+        return dot2.emit(self, acc, a, b)
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        return lookup.emit(self, table, indices)
 
     # -- native only: what the runtime's own loops need and the eager twin has no use for ---------
 
