@@ -91,9 +91,9 @@ def test_worst_inputs_are_near_linear(text: str) -> None:
     if text == "letters":
         text = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=1_000_000))
     tiny().encode("warm")
-    started = time.perf_counter()
+    started = time.process_time()
     ids = tiny().encode(text)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     assert tiny().decode(ids) == text
 
 

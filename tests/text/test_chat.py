@@ -241,7 +241,7 @@ def test_the_default_limit(tokenizer: Tokenizer) -> None:
     started = time.monotonic()
     with pytest.raises(TokenizerError, match="longer than 2 seconds"):
         template.render(CHAT)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 5  # start of the process included
 
 
 @pytest.mark.parametrize(
