@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -23,8 +24,13 @@ from ignis.graph.passes import PassReport, run_pipeline
 from ignis.graph.passes.pipeline import TOGGLES, Pass
 from ignis.native.cache import ObjectCache
 from ignis.native.host import host_target
-from ignis.runtime.engine import Engine, EngineOptions, ImperativeEngine, NativeEngine
-from ignis.runtime.engine import ReferenceEngine
+from ignis.runtime.engine import (
+    Engine,
+    EngineOptions,
+    ImperativeEngine,
+    NativeEngine,
+    ReferenceEngine,
+)
 from ignis.runtime.threads import available_threads
 from ignis.runtime.weights import choose_layout, packed_tensors
 from ignis.settings import Settings
@@ -108,7 +114,7 @@ def compile_model(
     if engine not in ENGINES:
         raise UsageError("no such engine", got=engine, wanted=" or ".join(ENGINES))
     config = ModelConfig.from_gguf(file)
-    naive = build_graph(config, file.tensors)
+    naive = build_graph(config, file.tensors, lambda name: constant_of(file, name))
     n_ctx = _context(config, n_ctx)
     n_threads = _thread_count(n_threads, settings)
     if engine == "imperative":
@@ -141,6 +147,14 @@ def compile_model(
         layout, n_threads, n_kernels, n_compiled, build_seconds, time.perf_counter() - started,
     )  # fmt: skip
     return runner, config, report
+
+
+def constant_of(file: GGUFFile, name: str) -> float | None:
+    """The number that all elements of an f32 vector are, or None where they differ."""
+    array = file.array(name)
+    first = float(array[0])
+    bits = array.view("u4")
+    return first if math.isfinite(first) and bool((bits == bits[0]).all()) else None
 
 
 def settings_target(settings: Settings) -> Target:

@@ -9,6 +9,7 @@ import pytest
 
 from ignis.errors import GraphError
 from ignis.graph.ir import Graph, Operation, TensorType, Value, parse_graph, verify
+from ignis.graph.ir.ops import Silu
 from ignis.graph.ir.verifier import RULES
 
 GOOD = parse_graph("""
@@ -25,6 +26,14 @@ graph(%x: f32[T,64]) {
 }
 """)  # noqa: E501  # one operation a line
 
+STORED = parse_graph("""
+graph(%x: f32[T,64]) {
+  %0 = rope_store(%x, %x, %x) {layer = 3, style = "neox", head_dim = 32, n_rot = 32, base = 1e4} : f32[T,64]
+  %1 = attend(%x) {layer = 3, n_heads = 2, n_kv_heads = 2, head_dim = 32, scale = 0.1} : f32[T,64]
+  return %1
+}
+""")  # noqa: E501
+
 
 def _with(index: int, change: Callable[[Operation], Operation]) -> Graph:
     operations = list(GOOD.operations)
@@ -40,6 +49,14 @@ def _widened_gain(op: Operation) -> Operation:
     return replace(op, arguments=(op.arguments[0], Value("q", _typed(64), is_weight=True)))
 
 
+def _constant_gain(op: Operation) -> Operation:
+    x, gain = op.operands
+    return replace(op, arguments=(x, replace(gain, splat=1.0)))
+
+
+(X,) = GOOD.inputs
+CONSTANT_X = replace(X, splat=0.5)
+SEVEN = Value("x", _typed(7, 64))
 SCALE, MATMUL, FIRST, SECOND = range(4)
 BROKEN = {
     "V1": _with(MATMUL, lambda op: replace(op, results=(Value("x", _typed("T", 64)),))),
@@ -52,6 +69,8 @@ BROKEN = {
     "V8": _with(SECOND, lambda op: replace(op, attributes={**op.attributes, "layer": 0})),
     "V9": replace(GOOD, inputs=(*GOOD.inputs, Value("w", _typed(4), is_weight=True))),
     "V10": GOOD,
+    "V11": STORED.with_operations([op for op in STORED.operations if op.name != "rope_store"]),
+    "V12": Graph((SEVEN,), (Silu.create({"x": SEVEN}, {}, ["0"]),), (SEVEN,)),
 }
 
 
@@ -69,7 +88,15 @@ def test_more_ways_to_break_the_rules() -> None:
             op, arguments=(Value("0", _typed("T", 32)), *op.arguments[1:]))),
         "V3": _with(SCALE, lambda op: replace(op, arguments=op.arguments[:1])),
         "V4": _with(FIRST, lambda op: replace(op, attributes={})),
+        "V6": GOOD.with_operations([
+            *GOOD.operations,
+            replace(_constant_gain(GOOD.operations[SCALE]), results=(Value("9", X.type),)),
+        ]),
         "V7": replace(GOOD, outputs=()),
+        "V8": STORED.with_operations([*STORED.operations[:1], replace(
+            STORED.operations[0], results=(Value("9", _typed("T", 64)),)), *STORED.operations[1:]]),
+        "V9": Graph((CONSTANT_X,), (Silu.create({"x": CONSTANT_X}, {}, ["0"]),), (CONSTANT_X,)),
+        "V12": Graph((Value("x", _typed("T", "R")),), (), (Value("x", _typed("T", "R")),)),
     }  # fmt: skip
     for rule, graph in cases.items():
         with pytest.raises(GraphError, match=rf"^rule {rule}: "):

@@ -31,6 +31,7 @@ _CHOICES: dict[str, list[dict[str, Any]]] = {
         {"head_dim": 80, "n_rot": 36, "style": "interleaved"},
     ],
     "kv_store": [{"head_dim": 64}],
+    "rope_store": [{"head_dim": 64, "n_rot": 36, "style": "neox"}],
     "attend": [{"head_dim": 64, "group": 3}, {"head_dim": 80, "group": 1}],
 }
 # The linker itself provides this name: position-independent code finds its constants from it.

@@ -53,20 +53,27 @@ def kv_store(
     for token in builder.range(begin, end):
         position = positions.at(token * 4).load(i32).to(i64)
         slot = slots.at(token * 4).load(i32).to(i64)
-        row = position % PAGE
         for head in builder.range(n_kv_heads):
-            page = table.page(slot, head, position // PAGE)
             offset = (token * n_kv_heads + head) * (head_dim * f32.nbytes)
-            keys = page.at(row * element.nbytes)
-            values = page.at(table.values_at + row * (head_dim * element.nbytes))
-            for first in builder.range(0, head_dim, PAGE):
-                source = offset + first * f32.nbytes
-                key = k.at(source).load(f32.x(PAGE)).to(element)
-                column = keys.at(first * (PAGE * element.nbytes))
-                for lane in range(PAGE):
-                    column.at(lane * PAGE * element.nbytes).store(key.lane(lane))
-                value = v.at(source).load(f32.x(PAGE)).to(element)
-                values.at(first * element.nbytes).store(value)
+            store_head(builder, table, slot, head, position, k.at(offset), v.at(offset))
+
+
+def store_head(
+    builder: Builder, table: PageTable, slot: Value, head: Value, position: Value,
+    k: Value, v: Value,
+) -> None:  # fmt: skip
+    """Round one key and one value, f32[C] each, to the cache type and store them in their page."""
+    head_dim, element = table.head_dim, table.element
+    page, row = table.page(slot, head, position // PAGE), position % PAGE
+    keys = page.at(row * element.nbytes)
+    values = page.at(table.values_at + row * (head_dim * element.nbytes))
+    for first in builder.range(0, head_dim, PAGE):
+        key = k.at(first * f32.nbytes).load(f32.x(PAGE)).to(element)
+        column = keys.at(first * (PAGE * element.nbytes))
+        for lane in range(PAGE):
+            column.at(lane * PAGE * element.nbytes).store(key.lane(lane))
+        value = v.at(first * f32.nbytes).load(f32.x(PAGE)).to(element)
+        values.at(first * element.nbytes).store(value)
 
 
 @kernel(q=ptr, y=ptr, base=ptr, positions=ptr, slots=ptr, pages=ptr,

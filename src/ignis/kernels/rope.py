@@ -28,8 +28,15 @@ def rope(
         row_bytes = token * n * f32.nbytes
         for head_bytes in k.range(0, n * f32.nbytes, head_nbytes):
             offset = row_bytes + head_bytes
-            _rotate(k, x.at(offset), y.at(offset), cosines, n_rot, style)
-            _copy(x.at(offset), y.at(offset), n_rot, head_dim)
+            rotate_head(k, x.at(offset), y.at(offset), cosines, head_dim, n_rot, style)
+
+
+def rotate_head(
+    k: Builder, x: Value, y: Value, cosines: Value, head_dim: int, n_rot: int, style: str
+) -> None:
+    """Rotate one head x, f32[C], to y by a row of the table; y may be x."""
+    _rotate(k, x, y, cosines, n_rot, style)
+    _copy(x, y, n_rot, head_dim)
 
 
 def _rotate(k: Builder, x: Value, y: Value, cosines: Value, n_rot: int, style: str) -> None:

@@ -7,22 +7,22 @@ step are the names of counts (`T`, `R`, `T.tiles`, `R.tiles`); all else is final
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
 
 from ignis.errors import GraphError
 from ignis.graph.ir import Operation, Value
+from ignis.graph.ir.ops import Matmul, MatmulGroup
 from ignis.graph.ir.types import BLOCK_FORMATS
 from ignis.kernels import attention, elementwise, matmul, matmul_float, norm, panels
 from ignis.kernels.embed import embed
 from ignis.kernels.lang import Kernel
 from ignis.kernels.quantize import quantize
 from ignis.kernels.rope import rope
+from ignis.kernels.rope_store import rope_store, rope_store_scratch_nbytes
 from ignis.runtime.kv_cache import KVCache
 from ignis.runtime.step import RowTables, StepTables
 from ignis.runtime.weights import WeightPlace
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,12 @@ class Launch:
     gate: str | None = None
     shared: bool = False
     scratch_nbytes: int = 0
+    part: Operation | None = None  # of a group of matmuls: the one that this launch computes
+
+    @property
+    def computes(self) -> Operation | None:
+        """The op, or the part of it, that this launch computes."""
+        return self.part or self.op
 
     @property
     def by_row(self) -> bool:
@@ -166,35 +172,72 @@ def _quantize(op: Operation, at: Surroundings) -> list[Launch]:
 
 
 def _attention(op: Operation, at: Surroundings) -> list[Launch]:
-    n_heads, n_kv_heads = _count(op, "n_heads"), _count(op, "n_kv_heads")
+    store = attention.kv_store(head_dim=_count(op, "head_dim"), kv_type="f16")
+    args = _pages(op, at, _count(op, "n_kv_heads"))
+    args |= {"k": at.operand(op, "k"), "v": at.operand(op, "v")}
+    stored = Launch(op, store, args, units=1, per="T", writes=_cached(op),
+                    reads=frozenset(_operands(op, "k", "v")))  # fmt: skip
+    return [stored, *_attend(op, at)]
+
+
+def _rope_store(op: Operation, at: Surroundings) -> list[Launch]:
     head_dim = _count(op, "head_dim")
-    shared_heads = n_heads // n_kv_heads
+    kernel = rope_store(head_dim=head_dim, n_rot=_count(op, "n_rot"),
+                        style=op.attributes["style"])  # fmt: skip
+    (k,) = _operands(op, "k")
+    args = _pages(op, at, int(k.type.shape[1]) // head_dim)
+    args |= {name: at.operand(op, name) for name in ("q", "k", "v")}
+    args |= {"y": at.address(op.result), "table": at.rope_table(op),
+             "n_heads": _width(op) // head_dim}  # fmt: skip
+    return [Launch(op, kernel, args, units=1, per="T", writes=_cached(op) | {op.result},
+                   reads=frozenset(_operands(op, "q", "k", "v")),
+                   scratch_nbytes=rope_store_scratch_nbytes(head_dim))]  # fmt: skip
+
+
+def _attend(op: Operation, at: Surroundings) -> list[Launch]:
+    n_heads, head_dim = _count(op, "n_heads"), _count(op, "head_dim")
+    shared_heads = n_heads // _count(op, "n_kv_heads")
     group = max(g for g in range(1, _MAX_GROUP + 1) if shared_heads % g == 0)
-    pages: dict[str, Argument] = {
+    kernel = attention.attend(head_dim=head_dim, group=group, kv_type="f16")
+    args = _pages(op, at, _count(op, "n_kv_heads"))
+    args |= {"q": at.operand(op, "q"), "y": at.address(op.result), "n_heads": n_heads,
+             "scale": _number(op, "scale")}  # fmt: skip
+    return [Launch(op, kernel, args, units=n_heads // group, per="T", shared=True,
+                   reads=_cached(op) | set(_operands(op, "q")), writes=frozenset({op.result}),
+                   scratch_nbytes=attention.attend_scratch_nbytes(group, head_dim))]  # fmt: skip
+
+
+def _pages(op: Operation, at: Surroundings, n_kv_heads: int) -> dict[str, Argument]:
+    """Where the KV cache of the op's layer and the step's tokens lie."""
+    return {
         "base": at.cache.base(_count(op, "layer")), "positions": at.tables.address("positions"),
         "slots": at.tables.address("slots"), "pages": at.cache.table_address,
         "pages_per_slot": at.cache.pages_per_slot, "n_pages": at.cache.n_pages,
         "n_kv_heads": n_kv_heads,
     }  # fmt: skip
-    store = attention.kv_store(head_dim=head_dim, kv_type="f16")
-    attend = attention.attend(head_dim=head_dim, group=group, kv_type="f16")
-    stored = pages | {"k": at.operand(op, "k"), "v": at.operand(op, "v")}
-    attended = pages | {
-        "q": at.operand(op, "q"), "y": at.address(op.result), "n_heads": n_heads,
-        "scale": _number(op, "scale"),
-    }  # fmt: skip
-    cached = frozenset({("kv cache", op.attributes["layer"])})
-    return [
-        Launch(op, store, stored, units=1, per="T", writes=cached,
-               reads=frozenset({op.operand("k"), op.operand("v")})),
-        Launch(op, attend, attended, units=n_heads // group, per="T", shared=True,
-               reads=cached | {op.operand("q")}, writes=frozenset({op.result}),
-               scratch_nbytes=attention.attend_scratch_nbytes(group, head_dim)),
-    ]  # fmt: skip
+
+
+def _cached(op: Operation) -> frozenset[Hashable]:
+    return frozenset({("kv cache", op.attributes["layer"])})
+
+
+def _operands(op: Operation, *names: str) -> list[Value]:
+    return [value for name in names if (value := op.operand(name)) is not None]
 
 
 def _matmul(op: Operation, at: Surroundings) -> list[Launch]:
     return [_product(op, at, str(op.result.type.shape[0]), at.tables.tokens)]
+
+
+def _matmul_group(op: Operation, at: Surroundings) -> list[Launch]:
+    """A launch a member, side by side in one step."""
+    assert isinstance(op, MatmulGroup)
+    launches = []
+    for (weight, bias), result in zip(op.members, op.results, strict=True):
+        operands = {"x": op.x, "weight": weight, "bias": bias}
+        part = Matmul.create(operands, {}, [result.name])
+        launches += [replace(launch, op=op, part=part) for launch in _matmul(part, at)]
+    return launches
 
 
 def _logits(op: Operation, at: Surroundings) -> list[Launch]:
@@ -246,5 +289,6 @@ def _number(op: Operation, name: str) -> float:
 _LOWERINGS: Mapping[str, Callable[[Operation, Surroundings], list[Launch]]] = {
     "normalize": _normalize, "scale": _scale, "rmsnorm": _rmsnorm, "rope": _rope, "add": _add,
     "mul": _mul, "silu": _silu, "swiglu": _swiglu, "quantize": _quantize,
-    "attention": _attention, "matmul": _matmul, "logits": _logits,
+    "attention": _attention, "rope_store": _rope_store, "attend": _attend,
+    "matmul": _matmul, "matmul_group": _matmul_group, "logits": _logits,
 }  # fmt: skip

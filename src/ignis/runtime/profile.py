@@ -135,18 +135,20 @@ def _grouped(runs: Sequence[_Run], size: StepSize, seconds_a_cycle: float) -> It
         group.n_launches += 1
         group.seconds += cycles * seconds_a_cycle
         # Of an op's launches, the one that writes its result has all the work.
-        if launch.op is not None and not launch.writes.isdisjoint(launch.op.results):
-            group.work += operation_work(launch.op, size)
+        op = launch.computes
+        if op is not None and not launch.writes.isdisjoint(op.results):
+            group.work += operation_work(op, size)
     return sorted(groups.values(), key=lambda group: -group.seconds)
 
 
 def launch_label(launch: Launch) -> str:
     """The op and its weights without layer and suffix: `matmul attn_q`."""
-    if launch.op is None:
+    op = launch.computes
+    if op is None:
         return "embed"
-    names = [_role(value.name) for value in launch.op.operands if value.is_weight]
+    names = [_role(value.name) for value in op.operands if value.is_weight]
     matrices = [name for name in names if not name.endswith(".bias")]
-    return " ".join([_op_name(launch.op), "+".join(matrices)]).strip()
+    return " ".join([_op_name(op), "+".join(matrices)]).strip()
 
 
 def _op_name(op: Operation) -> str:

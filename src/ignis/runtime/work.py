@@ -79,12 +79,11 @@ def step_work(graph: Graph, size: StepSize) -> Work:
 
 def operation_work(op: Operation, size: StepSize) -> Work:
     """The work of one op of a step; none for all but products and attention."""
-    if op.name == "attention":
+    if op.name in ("attention", "attend"):
         return _attention_work(op, size)
-    weights = [value for value in op.operands if value.is_weight and len(value.type.shape) == 2]
     rows = size.n_logits if op.results[0].type.shape[0] == "R" else size.n_tokens
     total = Work()
-    for weight in weights if rows else []:
+    for weight in op.matrices if rows else ():
         n_outputs, n_inputs = weight.type.sizes(0, 0)
         macs = rows * n_outputs * n_inputs
         nbytes = n_outputs * BLOCKS[weight.type.dtype].row_nbytes(n_inputs)

@@ -36,9 +36,9 @@ class Builder:
         self._inputs.append(value)
         return value
 
-    def weight(self, name: str, tensor_type: TensorType) -> Value:
-        """Refer to a GGUF tensor."""
-        return Value(_checked_name(name), tensor_type, is_weight=True)
+    def weight(self, name: str, tensor_type: TensorType, splat: float | None = None) -> Value:
+        """Refer to a GGUF tensor, all of whose elements are `splat` where that is given."""
+        return Value(_checked_name(name), tensor_type, True, splat)
 
     def emit(self, op: type[Operation], *operands: Value | None, **named: object) -> Operation:
         """Append an op: operands in declared order or by name, attributes by name."""
@@ -58,9 +58,10 @@ class Builder:
                 attributes[name] = value
             else:
                 raise GraphError("not an operand or attribute", where=op.name, got=repr(value))
-        names = [str(self._n_results + i) for i in range(op.n_results)]
+        types = op.unnamed(given, attributes).result_types()
+        names = [str(self._n_results + i) for i in range(len(types))]
         created = op.create(given, attributes, names)
-        self._n_results += op.n_results
+        self._n_results += len(types)
         self._operations.append(created)
         return created
 

@@ -71,6 +71,9 @@ class Evaluation:
                 got=array.shape,
                 wanted=value.type,
             )
+        if value.splat is not None and not (array == value.splat).all():
+            raise GraphError("a weight is not the constant it is declared to be", where=value,
+                             wanted=value.splat)  # fmt: skip
         return array
 
     def get(self, value: Value | None) -> Array | None:

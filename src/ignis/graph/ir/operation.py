@@ -36,11 +36,15 @@ A = TypeVar("A", bound=AttributeValue)
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An SSA value: the input, an op's result (`%name`), or a weight (`@name`)."""
+    """An SSA value: the input, an op's result (`%name`), or a weight (`@name`).
+
+    `splat` is the number that all elements of a weight are known to be, where it is known.
+    """
 
     name: str
     type: TensorType
     is_weight: bool = False
+    splat: float | None = None
 
     def __str__(self) -> str:
         return f"{'@' if self.is_weight else '%'}{self.name}"
@@ -176,7 +180,6 @@ class Operation:
     results: tuple[Value, ...]
 
     name: ClassVar[str]
-    n_results: ClassVar[int] = 1
     in_place: ClassVar[tuple[str, ...]] = ()
     """Operands whose memory the result may take over, when they die here."""
     operand_specs: ClassVar[tuple[Operand, ...]] = ()
@@ -215,6 +218,11 @@ class Operation:
         raise KeyError(f"{self.name} has no operand {name!r}")
 
     @property
+    def matrices(self) -> tuple[Value, ...]:
+        """The weight matrices that the op multiplies by."""
+        return tuple(v for v in self.operands if v.is_weight and len(v.type.shape) == 2)
+
+    @property
     def result(self) -> Value:
         """The only result."""
         (result,) = self.results
@@ -234,6 +242,21 @@ class Operation:
         result_names: Sequence[str],
     ) -> Self:
         """A checked op with inferred result types, or GraphError."""
+        op = cls.unnamed(operands, attributes)
+        types = op.result_types()
+        if len(types) != len(result_names):
+            raise GraphError(
+                "wrong number of results", where=cls.name, got=len(result_names), wanted=len(types)
+            )
+        return replace(op, results=tuple(map(Value, result_names, types)))
+
+    @classmethod
+    def unnamed(
+        cls,
+        operands: Mapping[str, Value | None],
+        attributes: Mapping[str, AttributeValue],
+    ) -> Self:
+        """A checked op whose results have no names yet."""
         known = [spec.name for spec in cls.operand_specs]
         for name in operands:
             if name not in known:
@@ -243,12 +266,7 @@ class Operation:
         arguments = tuple(operands.get(name) for name in known)
         op = cls(arguments, MappingProxyType(cls._complete(attributes)), ())
         op.check()
-        types = op.result_types()
-        if len(types) != len(result_names):
-            raise GraphError(
-                "wrong number of results", where=cls.name, got=len(result_names), wanted=len(types)
-            )
-        return replace(op, results=tuple(map(Value, result_names, types)))
+        return op
 
     def with_operands(self, **operands: Value | None) -> Self:
         """The same op reading other values: checked again, results of the same names."""

@@ -25,7 +25,7 @@ from ignis.graph.ir.operation import (
     positive,
 )
 from ignis.graph.ir.rope import rope_frequencies
-from ignis.graph.ir.types import A8_BLOCK, WEIGHT_FORMATS, Dim, TensorType
+from ignis.graph.ir.types import A8_BLOCK, BLOCK_FORMATS, WEIGHT_FORMATS, Dim, TensorType
 
 
 class Normalize(Operation):
@@ -106,6 +106,54 @@ class Matmul(Operation):
         return y
 
 
+class MatmulGroup(Operation):
+    """Two or three matmuls that read one value: a result for each weight, biases added."""
+
+    name = "matmul_group"
+    x = Operand("f32", "a8")
+    weight0 = Operand(*WEIGHT_FORMATS, weight=True)
+    weight1 = Operand(*WEIGHT_FORMATS, weight=True)
+    weight2 = OptionalOperand(*WEIGHT_FORMATS, weight=True)
+    bias0 = OptionalOperand("f32", weight=True)
+    bias1 = OptionalOperand("f32", weight=True)
+    bias2 = OptionalOperand("f32", weight=True)
+
+    @property
+    def members(self) -> tuple[tuple[Value, Value | None], ...]:
+        """The weight and the bias of each result, in order."""
+        pairs = (
+            (self.weight0, self.bias0), (self.weight1, self.bias1), (self.weight2, self.bias2)
+        )  # fmt: skip
+        return tuple((weight, bias) for weight, bias in pairs if weight is not None)
+
+    def infer(self) -> tuple[TensorType, ...]:
+        if self.weight2 is None and self.bias2 is not None:
+            raise GraphError(
+                "a bias without its weight", where=self.name, got=self.bias2, wanted="weight2"
+            )
+        if len({weight.type.dtype in BLOCK_FORMATS for weight, _ in self.members}) > 1:
+            raise GraphError(
+                "block-quantized and float weights read x in different forms",
+                where=self.name,
+                got=" and ".join(weight.type.dtype for weight, _ in self.members),
+                wanted="weights of one kind",
+            )
+        types = []
+        for weight, bias in self.members:
+            rows, n_outputs = _product(self, self.x, weight)
+            if bias is not None:
+                _expect(self, "bias", bias, TensorType("f32", (n_outputs,)))
+            types.append(TensorType("f32", (rows, n_outputs)))
+        return tuple(types)
+
+    def evaluate(self, step: Evaluation) -> tuple[Array, ...]:
+        products = []
+        for weight, bias in self.members:
+            y = step[self.x] @ step[weight].T
+            products.append(y if bias is None else y + step[bias])
+        return tuple(products)
+
+
 class Rope(Operation):
     """Rotate the first `n_rot` elements of each head by angles that grow with the position.
 
@@ -123,39 +171,11 @@ class Rope(Operation):
     base = positive()
 
     def infer(self) -> TensorType:
-        _, width = _matrix(self, self.x)
-        if width % self.head_dim:
-            raise GraphError(
-                "the width is not a number of heads",
-                where=self.name,
-                got=width,
-                wanted=f"a multiple of head_dim {self.head_dim}",
-            )
-        if self.n_rot % 2 or self.n_rot > self.head_dim:
-            raise GraphError(
-                "bad n_rot",
-                where=self.name,
-                got=self.n_rot,
-                wanted=f"an even number up to head_dim {self.head_dim}",
-            )
-        if self.factors is not None:
-            _expect(self, "factors", self.factors, TensorType("f32", (self.n_rot // 2,)))
+        _check_rope(self, self.x, self.factors)
         return self.x.type
 
     def evaluate(self, step: Evaluation) -> Array:
-        x = step[self.x]
-        frequencies = rope_frequencies(self.base, self.n_rot, step.get(self.factors))
-        angle = step.positions[:, None, None] * frequencies
-        heads = x.reshape(len(x), -1, self.head_dim)
-        half = self.n_rot // 2
-        neox = self.style == "neox"
-        first = slice(0, half) if neox else slice(0, self.n_rot, 2)
-        second = slice(half, self.n_rot) if neox else slice(1, self.n_rot, 2)
-        a, b = heads[..., first], heads[..., second]
-        turned = heads.copy()
-        turned[..., first] = a * np.cos(angle) - b * np.sin(angle)
-        turned[..., second] = a * np.sin(angle) + b * np.cos(angle)
-        return turned.reshape(x.shape)
+        return _rotated(self, step[self.x], step)
 
 
 class Attention(Operation):
@@ -166,6 +186,7 @@ class Attention(Operation):
     """
 
     name = "attention"
+    in_place = ("q",)
     q = Operand("f32")
     k = Operand("f32")
     v = Operand("f32")
@@ -180,42 +201,78 @@ class Attention(Operation):
         return f"kv cache of layer {self.layer}"
 
     def infer(self) -> TensorType:
-        if self.n_heads % self.n_kv_heads:
-            raise GraphError(
-                "query heads can't be shared out to key heads",
-                where=self.name,
-                got=self.n_heads,
-                wanted=f"a multiple of n_kv_heads {self.n_kv_heads}",
-            )
-        rows, _ = _matrix(self, self.q)
+        rows = _check_heads(self, self.q)
         kv = TensorType("f32", (rows, self.n_kv_heads * self.head_dim))
-        _expect(self, "q", self.q, TensorType("f32", (rows, self.n_heads * self.head_dim)))
         _expect(self, "k", self.k, kv)
         _expect(self, "v", self.v, kv)
         return self.q.type
 
     def evaluate(self, step: Evaluation) -> Array:
-        q, k, v = step[self.q], step[self.k], step[self.v]
-        out = np.empty_like(q)
-        for slot in np.unique(step.slots):
-            rows = np.flatnonzero(step.slots == slot)
-            positions = step.positions[rows]
-            step.cache.store(self.layer, int(slot), positions, k[rows], v[rows])
-            seen = step.cache.read(self.layer, int(slot), int(positions.max()) + 1)
-            out[rows] = self._attend(q[rows], *seen, positions)
-        return out
+        _store(self, step, step[self.k], step[self.v])
+        return _attended(self, step, step[self.q])
 
-    def _attend(self, q: Array, keys: Array, vals: Array, positions: Integers) -> Array:
-        n_tokens, n_seen = len(q), len(keys)
-        group = self.n_heads // self.n_kv_heads
-        by_head = q.reshape(n_tokens, self.n_kv_heads, group, self.head_dim).transpose(1, 2, 0, 3)
-        keys = keys.reshape(n_seen, self.n_kv_heads, 1, self.head_dim).transpose(1, 2, 3, 0)
-        vals = vals.reshape(n_seen, self.n_kv_heads, 1, self.head_dim).transpose(1, 2, 0, 3)
-        visible = np.arange(n_seen) <= positions[:, None]
-        scores = np.where(visible, (by_head @ keys) * self.scale, -np.inf)
-        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        attended: Array = (p @ vals) / p.sum(axis=-1, keepdims=True)
-        return attended.transpose(2, 0, 1, 3).reshape(q.shape)
+
+class RopeStore(Operation):
+    """Rotate q and k as rope does, store the rotated keys and the values; gives the rotated q.
+
+    Effect: the KV cache of `layer`.
+    """
+
+    name = "rope_store"
+    in_place = ("q",)
+    q = Operand("f32")
+    k = Operand("f32")
+    v = Operand("f32")
+    factors = OptionalOperand("f32", weight=True)
+    layer = index()
+    style = choice("neox", "interleaved")
+    head_dim = count()
+    n_rot = count()
+    base = positive()
+
+    @property
+    def effect(self) -> str:
+        return f"kv cache of layer {self.layer}"
+
+    def infer(self) -> TensorType:
+        _check_rope(self, self.q, self.factors)
+        _check_rope(self, self.k, self.factors)
+        _expect(self, "v", self.v, self.k.type)
+        if self.q.type.shape[0] != self.k.type.shape[0]:
+            raise GraphError(
+                "operands 'q' and 'k' have different rows",
+                where=self.name,
+                got=f"{self.k}: {self.k.type}",
+                wanted=f"{self.q.type.shape[0]} rows",
+            )
+        return self.q.type
+
+    def evaluate(self, step: Evaluation) -> Array:
+        _store(self, step, _rotated(self, step[self.k], step), step[self.v])
+        return _rotated(self, step[self.q], step)
+
+
+class Attend(Operation):
+    """Attend to what the KV cache of `layer` holds: attention behind a rope_store.
+
+    The step's own keys and values have been stored; a token sees the positions up to its own.
+    """
+
+    name = "attend"
+    in_place = ("q",)
+    q = Operand("f32")
+    layer = index()
+    n_heads = count()
+    n_kv_heads = count()
+    head_dim = count()
+    scale = positive()
+
+    def infer(self) -> TensorType:
+        _check_heads(self, self.q)
+        return self.q.type
+
+    def evaluate(self, step: Evaluation) -> Array:
+        return _attended(self, step, step[self.q])
 
 
 class Add(Operation):
@@ -348,8 +405,11 @@ OPS: Mapping[str, type[Operation]] = MappingProxyType(
             Scale,
             Rmsnorm,
             Matmul,
+            MatmulGroup,
             Rope,
             Attention,
+            RopeStore,
+            Attend,
             Add,
             Silu,
             Mul,
@@ -397,6 +457,89 @@ def _expect(op: Operation, name: str, value: Value, wanted: TensorType) -> None:
             got=f"{value}: {value.type}",
             wanted=wanted,
         )
+
+
+def _check_rope(op: Rope | RopeStore, x: Value, factors: Value | None) -> None:
+    """Raise GraphError unless x is a number of heads and `n_rot` fits one."""
+    _, width = _matrix(op, x)
+    if width % op.head_dim:
+        raise GraphError(
+            "the width is not a number of heads",
+            where=op.name,
+            got=width,
+            wanted=f"a multiple of head_dim {op.head_dim}",
+        )
+    if op.n_rot % 2 or op.n_rot > op.head_dim:
+        raise GraphError(
+            "bad n_rot",
+            where=op.name,
+            got=op.n_rot,
+            wanted=f"an even number up to head_dim {op.head_dim}",
+        )
+    if factors is not None:
+        _expect(op, "factors", factors, TensorType("f32", (op.n_rot // 2,)))
+
+
+def _check_heads(op: Attention | Attend, q: Value) -> Dim:
+    """The rows of q, whose heads must fit the attributes."""
+    if op.n_heads % op.n_kv_heads:
+        raise GraphError(
+            "query heads can't be shared out to key heads",
+            where=op.name,
+            got=op.n_heads,
+            wanted=f"a multiple of n_kv_heads {op.n_kv_heads}",
+        )
+    rows, _ = _matrix(op, q)
+    _expect(op, "q", q, TensorType("f32", (rows, op.n_heads * op.head_dim)))
+    return rows
+
+
+def _rotated(op: Rope | RopeStore, x: Array, step: Evaluation) -> Array:
+    frequencies = rope_frequencies(op.base, op.n_rot, step.get(op.factors))
+    angle = step.positions[:, None, None] * frequencies
+    heads = x.reshape(len(x), -1, op.head_dim)
+    half = op.n_rot // 2
+    neox = op.style == "neox"
+    first = slice(0, half) if neox else slice(0, op.n_rot, 2)
+    second = slice(half, op.n_rot) if neox else slice(1, op.n_rot, 2)
+    a, b = heads[..., first], heads[..., second]
+    turned = heads.copy()
+    turned[..., first] = a * np.cos(angle) - b * np.sin(angle)
+    turned[..., second] = a * np.sin(angle) + b * np.cos(angle)
+    return turned.reshape(x.shape)
+
+
+def _store(op: Attention | RopeStore, step: Evaluation, k: Array, v: Array) -> None:
+    """Write the step's keys and values to the cache of the op's layer."""
+    for slot in np.unique(step.slots):
+        rows = np.flatnonzero(step.slots == slot)
+        step.cache.store(op.layer, int(slot), step.positions[rows], k[rows], v[rows])
+
+
+def _attended(op: Attention | Attend, step: Evaluation, q: Array) -> Array:
+    """Softmax-weighted values of each token's own slot."""
+    out = np.empty_like(q)
+    for slot in np.unique(step.slots):
+        rows = np.flatnonzero(step.slots == slot)
+        positions = step.positions[rows]
+        seen = step.cache.read(op.layer, int(slot), int(positions.max()) + 1)
+        out[rows] = _attended_slot(op, q[rows], *seen, positions)
+    return out
+
+
+def _attended_slot(
+    op: Attention | Attend, q: Array, keys: Array, vals: Array, positions: Integers
+) -> Array:
+    n_tokens, n_seen = len(q), len(keys)
+    group = op.n_heads // op.n_kv_heads
+    by_head = q.reshape(n_tokens, op.n_kv_heads, group, op.head_dim).transpose(1, 2, 0, 3)
+    keys = keys.reshape(n_seen, op.n_kv_heads, 1, op.head_dim).transpose(1, 2, 3, 0)
+    vals = vals.reshape(n_seen, op.n_kv_heads, 1, op.head_dim).transpose(1, 2, 0, 3)
+    visible = np.arange(n_seen) <= positions[:, None]
+    scores = np.where(visible, (by_head @ keys) * op.scale, -np.inf)
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    attended: Array = (p @ vals) / p.sum(axis=-1, keepdims=True)
+    return attended.transpose(2, 0, 1, 3).reshape(q.shape)
 
 
 def _normalized(x: Array, eps: float) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ from ignis.graph.ir.verifier import verify
 
 _ID = r"[%@][A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _HEADER = re.compile(r"graph\((.*)\) \{")
-_TYPED = re.compile(rf"({_ID})\s*:\s*(.+)")
+_TYPED = re.compile(rf"({_ID})\s*:\s*([^=]+?)(?:\s*=\s*(.+))?")
 _OPERATION = re.compile(
     rf"(?P<results>{_ID}(?:, {_ID})*) = (?P<op>\w+)\((?P<operands>[^)]*)\)"
     r"(?: \{(?P<attributes>.*)\})? : (?P<types>.+)"
@@ -130,8 +131,18 @@ class _Parser:
             type_ = TensorType.parse(match[2])
         except GraphError as error:
             raise GraphError(f"{self._where}: {error}") from None
-        self._values[name] = Value(name[1:], type_, is_weight=name.startswith("@"))
+        is_weight = name.startswith("@")
+        splat = self._splat(match[3], is_weight)
+        self._values[name] = Value(name[1:], type_, is_weight, splat)
         return self._values[name]
+
+    def _splat(self, text: str | None, is_weight: bool) -> float | None:
+        if text is None:
+            return None
+        value = self._literal(text)
+        if not is_weight or not isinstance(value, float) or not math.isfinite(value):
+            raise self._error("no such constant", text, "a finite number for a weight, as in 1.0")
+        return value
 
     def _use(self, name: str) -> Value:
         if name not in self._values:

@@ -8,8 +8,9 @@
       return %0
     }
 
-Optional operands are written with their names: `matmul(%0, @w, bias=@b)`. Numbers print so that
-they read back to the same bits.
+Optional operands are written with their names: `matmul(%0, @w, bias=@b)`. A weight whose elements
+are known to be one number is declared with it: `@gain: f32[64] = 1.0`. Numbers print so that they
+read back to the same bits.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def print_operation(op: Operation) -> str:
 
 
 def _typed(value: Value) -> str:
-    return f"{value}: {value.type}"
+    known = "" if value.splat is None else f" = {value.splat!r}"
+    return f"{value}: {value.type}{known}"
 
 
 def _literal(value: AttributeValue) -> str:

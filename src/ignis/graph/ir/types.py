@@ -30,7 +30,10 @@ ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register."""
 
 FLOAT_FORMATS = ("f32", "f16", "bf16")
-BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1")
+BLOCK_FORMATS = (
+    "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl",
+    "iq4_xs", "mxfp4", "tq1_0", "tq2_0",
+)  # fmt: skip
 """Weight formats whose matmuls read A8 activations."""
 
 WEIGHT_FORMATS = FLOAT_FORMATS + BLOCK_FORMATS

@@ -5,11 +5,13 @@
     V3   operands fit the op's declaration: count, weight or activation, element type
     V4   attributes are exactly the declared ones, and valid
     V5   results have the types that inference gives
-    V6   a weight has one type throughout, and no symbolic dimension
+    V6   a weight has one type throughout, no symbolic dimension, and one constant if any
     V7   there is an output, and every output is an activation that is defined
     V8   effects keep their order: the KV cache of a layer is written once, layers ascending
-    V9   no result is a weight
+    V9   no result is a weight, and only weights are known constants
     V10  (legalized graphs only) block-quantized weights meet quantized activations
+    V11  a KV cache is read only behind the op that writes it
+    V12  inputs are one row a token: f32[T,D]
 
 A result that nobody reads is not an error: removing it is the job of a pass, dead_code, which
 may be switched off.
@@ -23,7 +25,7 @@ from types import MappingProxyType
 from ignis.errors import GraphError
 from ignis.graph.ir.graph import Graph
 from ignis.graph.ir.operation import Operation, Value
-from ignis.graph.ir.ops import Attention, Logits, Matmul
+from ignis.graph.ir.ops import Attend, Attention, Logits, Matmul, MatmulGroup, RopeStore
 from ignis.graph.ir.types import BLOCK_FORMATS
 
 
@@ -110,6 +112,10 @@ def weights_consistent(graph: Graph) -> None:
                 raise GraphError(
                     "a weight has two types", where=value, got=value.type, wanted=first.type
                 )
+            if first.splat != value.splat:
+                raise GraphError(
+                    "a weight has two constants", where=value, got=value.splat, wanted=first.splat
+                )
 
 
 def outputs_defined(graph: Graph) -> None:
@@ -126,7 +132,7 @@ def effects_in_order(graph: Graph) -> None:
     """V8."""
     last = -1
     for position, op in enumerate(graph.operations):
-        if isinstance(op, Attention):
+        if isinstance(op, Attention | RopeStore):
             if op.layer <= last:
                 raise GraphError(
                     "a KV cache is written out of order",
@@ -142,20 +148,51 @@ def results_are_activations(graph: Graph) -> None:
     for value in graph.values:
         if value.is_weight:
             raise GraphError("a weight is defined in the graph", got=value)
+        if value.splat is not None:
+            raise GraphError("an activation is called constant", where=value, got=value.splat)
 
 
 def quantized_where_needed(graph: Graph) -> None:
     """V10."""
     for position, op in enumerate(graph.operations):
-        if isinstance(op, Matmul | Logits):
-            wanted = "a8" if op.weight.type.dtype in BLOCK_FORMATS else "f32"
+        if not isinstance(op, Matmul | MatmulGroup | Logits):
+            continue
+        for weight in op.matrices:
+            wanted = "a8" if weight.type.dtype in BLOCK_FORMATS else "f32"
             if op.x.type.dtype != wanted:
                 raise GraphError(
-                    f"activations do not fit weights of type {op.weight.type.dtype}",
+                    f"activations do not fit weights of type {weight.type.dtype}",
                     where=_where(position, op),
                     got=op.x.type.dtype,
                     wanted=wanted,
                 )
+
+
+def caches_written_before_read(graph: Graph) -> None:
+    """V11."""
+    written: set[int] = set()
+    for position, op in enumerate(graph.operations):
+        if isinstance(op, RopeStore | Attention):
+            written.add(op.layer)
+        if isinstance(op, Attend) and op.layer not in written:
+            raise GraphError(
+                "a KV cache is read before the step has written it",
+                where=_where(position, op),
+                got=f"layer {op.layer}",
+                wanted="a rope_store of that layer before it",
+            )
+
+
+def inputs_are_tokens(graph: Graph) -> None:
+    """V12."""
+    for value in graph.inputs:
+        shape = value.type.shape
+        if value.type.dtype != "f32" or len(shape) != 2 or shape[0] != "T":
+            raise GraphError(
+                "an input is not one row a token", where=value, got=value.type, wanted="f32[T,D]"
+            )
+        if not isinstance(shape[1], int):
+            raise GraphError("an input has no fixed width", where=value, got=value.type)
 
 
 RULES: Mapping[str, Callable[[Graph], None]] = MappingProxyType(
@@ -170,6 +207,8 @@ RULES: Mapping[str, Callable[[Graph], None]] = MappingProxyType(
         "V8": effects_in_order,
         "V9": results_are_activations,
         "V10": quantized_where_needed,
+        "V11": caches_written_before_read,
+        "V12": inputs_are_tokens,
     }
 )
 """Every rule by its number, in the order of checking: later rules rely on earlier ones."""

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 
 from ignis.errors import GraphError, UsageError
 from ignis.graph.ir import Graph, verify
+from ignis.graph.passes.common_subexpressions import common_subexpressions
 from ignis.graph.passes.dead_code import dead_code
+from ignis.graph.passes.fold_constants import fold_constants
+from ignis.graph.passes.fuse_gate_up import fuse_gate_up
 from ignis.graph.passes.fuse_norm import fuse_norm
+from ignis.graph.passes.fuse_qkv import fuse_qkv
 from ignis.graph.passes.fuse_residual import fuse_residual
 from ignis.graph.passes.fuse_swiglu import fuse_swiglu
 from ignis.graph.passes.quantize_activations import quantize_activations
+from ignis.graph.passes.rope_store import rope_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,15 @@ class PassReport:
 
 PIPELINE = (
     Pass("dead_code", dead_code),
+    Pass("common_subexpressions", common_subexpressions),
+    Pass("fold_constants", fold_constants),
     Pass("fuse_norm", fuse_norm),
     Pass("fuse_swiglu", fuse_swiglu),
     Pass("fuse_residual", fuse_residual),
+    Pass("rope_store", rope_store),
     Pass("quantize_activations", quantize_activations, required=True),
+    Pass("fuse_qkv", fuse_qkv),  # behind quantization: who reads the same form of x is known
+    Pass("fuse_gate_up", fuse_gate_up),
 )
 
 TOGGLES = (*(p.name for p in PIPELINE if not p.required), "plan_memory")
@@ -70,14 +80,16 @@ def run_pipeline(
     if check:
         verify(graph)
     reports: list[PassReport] = []
+    legalized = False
     for step in PIPELINE:
         if step.name in disabled:
             continue
         start = time.perf_counter()
         after = step.function(graph)
         seconds = time.perf_counter() - start
+        legalized = legalized or step.name == "quantize_activations"
         if check:
-            _verify_after(step, after)
+            _verify_after(step, after, legalized)
         n_before, n_after = len(graph.operations), len(after.operations)
         counts = dict(after.kinds - graph.kinds)
         reports.append(PassReport(step.name, n_before, n_after, seconds, counts))
@@ -87,8 +99,8 @@ def run_pipeline(
     return graph, reports
 
 
-def _verify_after(step: Pass, graph: Graph) -> None:
+def _verify_after(step: Pass, graph: Graph, legalized: bool) -> None:
     try:
-        verify(graph, legalized=step.name == "quantize_activations")
+        verify(graph, legalized=legalized)
     except GraphError as error:
         raise GraphError(f"after pass {step.name}: {error}") from None

@@ -292,8 +292,10 @@ def _buffers(
             define(value)
     for i, op in enumerate(graph.operations):
         for result in op.results:
-            replaced = in_place and len(op.results) == 1 and result in wanted and take_over(i, result)
-            if result in wanted and not replaced:
+            if result not in wanted:
+                continue
+            single = len(op.results) == 1
+            if not (in_place and single and take_over(i, result)):
                 define(result)
     return buffers
 

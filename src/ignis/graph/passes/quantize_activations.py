@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignis.graph.ir import Graph, Operation, Value
-from ignis.graph.ir.ops import Logits, Matmul, Quantize
+from ignis.graph.ir.ops import Logits, Matmul, MatmulGroup, Quantize
 from ignis.graph.ir.types import BLOCK_FORMATS
 
 
@@ -29,7 +29,7 @@ def quantize_activations(graph: Graph) -> Graph:
     defined: set[Value] = set()
     operations: list[Operation] = []
     for op in graph.operations:
-        if isinstance(op, Matmul | Logits) and _needs_a8(op):
+        if isinstance(op, Matmul | MatmulGroup | Logits) and _needs_a8(op):
             rows = "R" if isinstance(op, Logits) else "T"
             wanted = (op.x, rows)
             if quantized.get(wanted) not in defined:
@@ -44,8 +44,8 @@ def quantize_activations(graph: Graph) -> Graph:
     return graph.with_operations(operations)
 
 
-def _needs_a8(op: Matmul | Logits) -> bool:
-    return op.x.type.dtype == "f32" and op.weight.type.dtype in BLOCK_FORMATS
+def _needs_a8(op: Matmul | MatmulGroup | Logits) -> bool:
+    return op.x.type.dtype == "f32" and op.matrices[0].type.dtype in BLOCK_FORMATS
 
 
 def _fresh(name: str, taken: set[str]) -> str:

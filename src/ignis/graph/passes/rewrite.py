@@ -1,11 +1,14 @@
-"""What fusing passes share: a consumer absorbs the op that produces one of its operands."""
+"""What fusing passes share: a consumer absorbs the op that produces one of its operands, and
+matmuls that read one value become a group."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from ignis.graph.ir import Graph, Operation, Value
+from ignis.graph.ir.ops import Matmul, MatmulGroup
+from ignis.graph.ir.types import BLOCK_FORMATS
 
 Private: TypeAlias = Mapping[Value, Operation]
 """Producers of the values that are read exactly once, effects left out."""
@@ -33,3 +36,33 @@ def absorb(graph: Graph, rule: Rule) -> Graph:
             absorbed.update(found[0].results)
         operations.append(op if found is None else found[1])
     return graph.with_operations([op for op in operations if absorbed.isdisjoint(op.results)])
+
+
+def group_matmuls(graph: Graph, groups: Sequence[Sequence[Matmul]]) -> Graph:
+    """Make one matmul_group of the matmuls of each group that read the same value.
+
+    The group stands where its first matmul stood, which is safe: all it reads is there by then.
+    Matmuls with a residual stay alone, for what they add may come later.
+    """
+    position = {op: i for i, op in enumerate(graph.operations)}
+    replacement: dict[Operation, Operation] = {}
+    absorbed: set[Operation] = set()
+    for group in groups:
+        alike: dict[object, list[Matmul]] = {}
+        for matmul in dict.fromkeys(group):
+            if matmul.residual is None and matmul not in absorbed:
+                is_block = matmul.weight.type.dtype in BLOCK_FORMATS
+                alike.setdefault((matmul.x, is_block), []).append(matmul)
+        for members in alike.values():
+            if len(members) > 1:
+                replacement[min(members, key=position.__getitem__)] = _grouped(members)
+                absorbed.update(members)
+    operations = [replacement.get(op, op) for op in graph.operations]
+    return graph.with_operations([op for op in operations if op not in absorbed])
+
+
+def _grouped(members: Sequence[Matmul]) -> MatmulGroup:
+    operands: dict[str, Value | None] = {"x": members[0].x}
+    for i, matmul in enumerate(members):
+        operands |= {f"weight{i}": matmul.weight, f"bias{i}": matmul.bias}
+    return MatmulGroup.create(operands, {}, [matmul.result.name for matmul in members])
