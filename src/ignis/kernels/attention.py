@@ -12,7 +12,7 @@ Position `pos` of slot `s` lies in page `pages[s * pages_per_slot + pos // 16]`,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ignis.errors import KernelError
@@ -28,7 +28,7 @@ _KV_TYPES = {"f16": f16}
 
 def page_nbytes(head_dim: int, kv_type: str = "f16") -> int:
     """The size of a page of one key head: 16 keys and 16 values."""
-    return 2 * PAGE * head_dim * _kv_element(kv_type).nbytes
+    return 2 * PAGE * head_dim * kv_element(kv_type).nbytes
 
 
 def attend_scratch_nbytes(group: int, head_dim: int = 256) -> int:
@@ -47,8 +47,8 @@ def kv_store(
 
     A unit is a token.
     """
-    _check_head_dim(head_dim)
-    element = _kv_element(kv_type)
+    check_head_dim(head_dim)
+    element = kv_element(kv_type)
     table = PageTable(builder, base, pages, pages_per_slot, n_pages, head_dim, element)
     for token in builder.range(begin, end):
         position = positions.at(token * 4).load(i32).to(i64)
@@ -91,8 +91,8 @@ def attend(
     The keys of the step's own tokens must already be stored. `scratch` holds
     `attend_scratch_nbytes(group, head_dim)` bytes.
     """
-    _check_head_dim(head_dim)
-    table = PageTable(k, base, pages, pages_per_slot, n_pages, head_dim, _kv_element(kv_type))
+    check_head_dim(head_dim)
+    table = PageTable(k, base, pages, pages_per_slot, n_pages, head_dim, kv_element(kv_type))
     n_chunks = n_heads // group
     for unit in k.range(begin, end):
         token, chunk = unit // n_chunks, unit % n_chunks
@@ -148,11 +148,11 @@ def _attend_unit(
     maxima = [k.var(k.const(f32, 0.0)) for _ in range(group)]
     sums = [k.var(k.const(f32, 0.0)) for _ in range(group)]
     for first in k.range(0, keys.last + 1, SEGMENT):
-        _scores(k, q, keys, first, scale, scratch, group)
+        scores_of_segment(k, q, keys, first, scale, scratch, group)
         old_factors, new_factors = [], []
         for head in range(group):
             row = scratch.at(head * SEGMENT * f32.nbytes)
-            maximum, total = _softmax(k, row, first, keys.last)
+            maximum, total = softmax_of_segment(k, row, first, keys.last)
             # The first segment has nothing before it; its factors are not used.
             m1, l1 = maxima[head].get(), sums[head].get()
             m = k.select(first == 0, maximum, k.maximum(m1, maximum))
@@ -169,12 +169,12 @@ def _attend_unit(
             y.at(place).store(outputs.at(place).load(f32.x(PAGE)) / total)
 
 
-def _scores(
+def scores_of_segment(
     k: Builder, q: Value, keys: Keys, first: Value, scale: Value, scores: Value, group: int
 ) -> None:
     """scores[head][key - first] = (q . key) * scale over the segment, several pages at once.
 
-    Past the last page it is read again in place of pages that are not there; `_softmax` selects
+    Past the last page it is read again in place of pages that are not there; `softmax_of_segment` selects
     those lanes away.
     """
     head_dim, element = keys.table.head_dim, keys.table.element
@@ -201,7 +201,7 @@ def _scores(
                 scores.at(place).store(chain.get() * factor)
 
 
-def _softmax(k: Builder, scores: Value, first: Value, last: Value) -> tuple[Value, Value]:
+def softmax_of_segment(k: Builder, scores: Value, first: Value, last: Value) -> tuple[Value, Value]:
     """Replace the scores of a segment by exp(score - maximum); return maximum and sum."""
     vector = f32.x(PAGE)
     n_keys = k.minimum(last + 1 - first, k.const(i64, SEGMENT))
@@ -232,12 +232,8 @@ def _values(
 ) -> None:  # fmt: skip
     """outputs[head][d]: the segment's weighted values, merged with those of earlier segments."""
     group = len(old_factors)
-    n_vectors = keys.table.head_dim // PAGE
-    width = max(w for w in range(1, n_vectors + 1)
-                if n_vectors % w == 0 and (w * group <= _MAX_CHAINS or w == 1))  # fmt: skip
-    for start in range(0, n_vectors, width):
-        dims = [d * PAGE for d in range(start, start + width)]
-        chains = _weighted_sum(k, keys, first, weights, group, dims)
+    for dims in value_tiles(keys.table.head_dim, group):
+        chains = weighted_sum(k, keys, first, weights, group, dims)
         for head in range(group):
             for d, chain in zip(dims, chains[head], strict=True):
                 place = outputs.at((head * keys.table.head_dim + d) * f32.nbytes)
@@ -248,7 +244,16 @@ def _values(
                     place.store(k.fma(place.load(f32.x(PAGE)), a1, chain * a2))
 
 
-def _weighted_sum(
+def value_tiles(head_dim: int, group: int) -> Iterator[list[int]]:
+    """Cut the dimensions of a head into tiles whose accumulators fit the registers."""
+    n_vectors = head_dim // PAGE
+    width = max(w for w in range(1, n_vectors + 1)
+                if n_vectors % w == 0 and (w * group <= _MAX_CHAINS or w == 1))  # fmt: skip
+    for start in range(0, n_vectors, width):
+        yield [d * PAGE for d in range(start, start + width)]
+
+
+def weighted_sum(
     k: Builder, keys: Keys, first: Value, weights: Value, group: int, dims: Sequence[int]
 ) -> list[list[Value]]:
     """For each head and each 16 dimensions: sum of weight * value, keys ascending."""
@@ -271,7 +276,7 @@ def _weighted_sum(
     return [[chain.get() for chain in row] for row in chains]
 
 
-def _check_head_dim(head_dim: int) -> None:
+def check_head_dim(head_dim: int) -> None:
     if head_dim <= 0 or head_dim % PAGE:
         raise KernelError(
             "attention needs heads of whole vectors", got=f"head_dim {head_dim}",
@@ -279,7 +284,7 @@ def _check_head_dim(head_dim: int) -> None:
         )  # fmt: skip
 
 
-def _kv_element(kv_type: str) -> Type:
+def kv_element(kv_type: str) -> Type:
     if kv_type not in _KV_TYPES:
         raise KernelError("unknown cache type", got=kv_type, wanted=", ".join(_KV_TYPES))
     return _KV_TYPES[kv_type]

@@ -253,6 +253,13 @@ class Builder(ABC):
     def store(self, pointer: Value, value: Value, align: int) -> None: ...
 
     @abstractmethod
+    def fetch_add(self, pointer: Value, value: Value) -> Value:
+        """Atomically add an integer in memory and return what stood there before.
+
+        What a thread wrote before its own addition is seen by who finds it added.
+        """
+
+    @abstractmethod
     def var(self, initial: Value) -> Variable: ...
 
     @abstractmethod

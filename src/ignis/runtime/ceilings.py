@@ -52,7 +52,7 @@ def measure(n_threads: int | None = None) -> Ceilings:
     def seconds_of(family: KernelFamily, units: int) -> float:
         launch = Launch(None, family(), {"x": memory.address, "y": None}, units)
         plan = CompiledPlan([launch], library, n_threads)
-        plan.set_counts({"T": 1, "R": 1})
+        plan.set_counts({"T": 1, "R": 1, "S": 1})
         times = []
         for _ in range(_REPEATS):
             started = time.perf_counter()

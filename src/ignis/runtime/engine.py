@@ -97,7 +97,8 @@ class NativeEngine:
         self._file = file
         self._embedding = file.tensors["token_embd.weight"].format.name
         self.cache = KVCache(
-            config.n_layers, config.n_kv_heads, config.head_dim, self.n_ctx, self.n_slots
+            config.n_layers, config.n_heads, config.n_kv_heads, config.head_dim, self.n_ctx,
+            self.n_slots,
         )
         self.tables = StepTables(MAX_TOKENS, MAX_LOGITS)
         self.weights = WeightStore(file, graph, options.layout)
@@ -119,7 +120,11 @@ class NativeEngine:
         n_logits = len(batch.logit_rows)
         bucket = self._bucket(len(batch.ids), n_logits)
         bucket.plan.set_counts(self.tables.fill(batch))
-        self._run(bucket)
+        try:
+            self._run(bucket)
+        except KeyboardInterrupt:
+            self.cache.forget_arrivals()
+            raise
         for slot, position in zip(batch.slots, batch.positions, strict=True):
             self._filled[slot] = position + 1
         n_vocab = self.config.n_vocab
@@ -273,7 +278,7 @@ class NativeEngine:
         kernel = matmul.pack_panels(format=tensor.format)
         launch = Launch(None, kernel, args, -(-tensor.n_rows // 16), shared=True)
         plan = CompiledPlan([launch], self.library, self.options.n_threads)
-        plan.set_counts({"T": 1, "R": 1})
+        plan.set_counts({"T": 1, "R": 1, "S": 1})
         return plan
 
 

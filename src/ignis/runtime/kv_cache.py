@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ignis.errors import UsageError
+from ignis.kernels import attention_split
 from ignis.kernels.attention import page_nbytes
 from ignis.runtime.memory import Memory
 
@@ -23,8 +24,9 @@ class KVCache:
     """Keys and values of `n_slots` sequences of up to `n_ctx` positions each."""
 
     def __init__(
-        self, n_layers: int, n_kv_heads: int, head_dim: int, n_ctx: int, n_slots: int = 1
-    ) -> None:
+        self, n_layers: int, n_heads: int, n_kv_heads: int, head_dim: int, n_ctx: int,
+        n_slots: int = 1,
+    ) -> None:  # fmt: skip
         self.n_ctx, self.n_slots = n_ctx, n_slots
         self.pages_per_slot = -(-n_ctx // PAGE)
         self.n_pages = self.pages_per_slot * n_slots
@@ -35,6 +37,9 @@ class KVCache:
         self._pool = Memory(n_layers * self._layer_nbytes)
         self._table_memory = Memory(4 * self.n_pages)
         self._table = self._table_memory.view(np.int32, self.n_pages).reshape(n_slots, -1)
+        self.max_segments = attention_split.max_segments(n_ctx)
+        self._partials = Memory(attention_split.partials_nbytes(n_heads, n_ctx, head_dim))
+        self._arrived = Memory(8 * n_heads)
         self._held = [0] * n_slots  # pages of each slot
         # Taken from the end: ascending pages first, so that a sequence is a stream.
         self._free = list(range(self.n_pages))[::-1]
@@ -48,6 +53,20 @@ class KVCache:
     def table_address(self) -> int:
         """The page table: i32 [slot][pages_per_slot]."""
         return self._table_memory.address
+
+    @property
+    def partials_address(self) -> int:
+        """Where attention keeps the segments of a single token before it merges them."""
+        return self._partials.address
+
+    @property
+    def arrived_address(self) -> int:
+        """Counters of finished segments, i64 a chunk of heads; zero between steps."""
+        return self._arrived.address
+
+    def forget_arrivals(self) -> None:
+        """Clear the counters after a step that was broken off."""
+        self._arrived.bytes[:] = 0
 
     @property
     def position_nbytes(self) -> int:

@@ -1,7 +1,7 @@
 """From an op of the graph to kernel launches: one short function an op.
 
 A `Launch` is a kernel, its arguments, and its units of work. Arguments that change from step to
-step are the names of counts (`T`, `R`, `T.tiles`, `R.tiles`); all else is final.
+step are the names of counts (`T`, `R`, `T.tiles`, `R.tiles`, `S`); all else is final.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ignis.errors import GraphError
 from ignis.graph.ir import Operation, Value
 from ignis.graph.ir.ops import Matmul, MatmulGroup
 from ignis.graph.ir.types import BLOCK_FORMATS
-from ignis.kernels import attention, elementwise, matmul, matmul_float, norm, panels
+from ignis.kernels import attention, attention_split, elementwise, matmul, matmul_float, norm, panels
 from ignis.kernels.embed import embed
 from ignis.kernels.lang import Kernel
 from ignis.kernels.quantize import quantize
@@ -34,7 +34,7 @@ class Private:
 
 Argument = int | float | str | Private | None
 
-_MAX_GROUP = 4  # query heads that share each load of a key; more would not fit the registers
+_MAX_GROUP = 8  # query heads that share each load of a key
 _DECODE_UNIT_ROWS = 8
 
 
@@ -198,11 +198,18 @@ def _attend(op: Operation, at: Surroundings) -> list[Launch]:
     n_heads, head_dim = _count(op, "n_heads"), _count(op, "head_dim")
     shared_heads = n_heads // _count(op, "n_kv_heads")
     group = max(g for g in range(1, _MAX_GROUP + 1) if shared_heads % g == 0)
-    kernel = attention.attend(head_dim=head_dim, group=group, kv_type="f16")
     args = _pages(op, at, _count(op, "n_kv_heads"))
     args |= {"q": at.operand(op, "q"), "y": at.address(op.result), "n_heads": n_heads,
              "scale": _number(op, "scale")}  # fmt: skip
-    return [Launch(op, kernel, args, units=n_heads // group, per="T", shared=True,
+    per = "T"
+    if at.n_tokens == 1:  # cut at segments, so that a long context keeps every thread busy
+        per = "S"
+        kernel = attention_split.attend_split(head_dim=head_dim, group=group, kv_type="f16")
+        args |= {"partials": at.cache.partials_address, "arrived": at.cache.arrived_address,
+                 "n_segments": "S", "max_segments": at.cache.max_segments}  # fmt: skip
+    else:
+        kernel = attention.attend(head_dim=head_dim, group=group, kv_type="f16")
+    return [Launch(op, kernel, args, units=n_heads // group, per=per, shared=True,
                    reads=_cached(op) | set(_operands(op, "q")), writes=frozenset({op.result}),
                    scratch_nbytes=attention.attend_scratch_nbytes(group, head_dim))]  # fmt: skip
 

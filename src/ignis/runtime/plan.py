@@ -56,7 +56,7 @@ class CompiledPlan:
         self._shared = np.array([launch.shared for launch in launches])
         self._per = {
             name: np.array([name in (launch.per, launch.gate) for launch in launches])
-            for name in ("T", "R")
+            for name in ("T", "R", "S")
         }
         self._gated = np.array([launch.gate is not None for launch in launches])
         self._counts: Mapping[str, int] = {}

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ignis.kernels import a8
+from ignis.kernels.attention import SEGMENT
 from ignis.runtime.memory import Memory, align
 
 
@@ -70,7 +71,10 @@ class StepTables:
         return RowTables(*(self._address[n] for n in names))
 
     def fill(self, batch: StepBatch) -> dict[str, int]:
-        """Write the batch and return the counts that launches name: T, R and their tiles."""
+        """Write the batch and return the counts that launches name: T, R, their tiles, and S.
+
+        S is the number of attention segments that the longest sequence has.
+        """
         n_tokens, n_logits = len(batch.ids), len(batch.logit_rows)
         self._put("ids", batch.ids)
         self._put("slots", batch.slots)
@@ -81,6 +85,7 @@ class StepTables:
             "R": n_logits,
             "T.tiles": self._tile("", n_tokens),
             "R.tiles": self._tile("logit_", n_logits),
+            "S": max(batch.positions) // SEGMENT + 1,
         }
 
     def _put(self, name: str, values: Sequence[Any]) -> None:
