@@ -1,17 +1,21 @@
 # Two commands do everything on a machine with python3 (3.11+) and make:
 #   make run PROMPT="..."    virtual environment, install, default model, answer
 #   make test                the whole suite
+# And `make bench PEER_PYTHON=...` compares with llama.cpp: bench/README.md.
 
 PYTHON ?= python3
 VENV ?= .venv
 PROMPT ?= Why is the sky blue? Answer in two sentences.
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
+# The interpreter that has llama-cpp-python (the extra `peers`).
+PEER_PYTHON ?= $(VENV)/bin/python
 
 BIN := $(VENV)/bin
 # Handed over in the environment, so that quotes and dollars in a prompt survive the shell.
 export PROMPT
 
-.PHONY: run test lint wheel clean
+.PHONY: run test lint bench wheel clean
 
 run: $(VENV)/.installed
 	@$(BIN)/ignis pull smollm2 >/dev/null
@@ -23,6 +27,9 @@ test: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m mypy
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m bench.compare --peer-python $(PEER_PYTHON) --json docs/benchmarks.json --svg docs/benchmarks.svg $(BENCH_ARGS)
 
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
@@ -41,4 +48,8 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	@touch $@ $(VENV)/.installed
