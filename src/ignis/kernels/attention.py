@@ -174,8 +174,8 @@ def scores_of_segment(
 ) -> None:
     """scores[head][key - first] = (q . key) * scale over the segment, several pages at once.
 
-    Past the last page it is read again in place of pages that are not there; `softmax_of_segment` selects
-    those lanes away.
+    Past the last page it is read again in place of pages that are not there;
+    `softmax_of_segment` selects those lanes away.
     """
     head_dim, element = keys.table.head_dim, keys.table.element
     vector, factor = f32.x(PAGE), scale.splat(PAGE)

@@ -14,7 +14,15 @@ from ignis.errors import GraphError
 from ignis.graph.ir import Operation, Value
 from ignis.graph.ir.ops import Matmul, MatmulGroup
 from ignis.graph.ir.types import BLOCK_FORMATS
-from ignis.kernels import attention, attention_split, elementwise, matmul, matmul_float, norm, panels
+from ignis.kernels import (
+    attention,
+    attention_split,
+    elementwise,
+    matmul,
+    matmul_float,
+    norm,
+    panels,
+)
 from ignis.kernels.embed import embed
 from ignis.kernels.lang import Kernel
 from ignis.kernels.quantize import quantize
