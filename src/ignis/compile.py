@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ignis.errors import UsageError
 from ignis.gguf import GGUFFile
-from ignis.graph.ir import Graph
+from ignis.graph.ir import Graph, verify
 from ignis.graph.models import ModelConfig, build_graph
 from ignis.graph.passes import PassReport, run_pipeline
 from ignis.graph.passes.pipeline import TOGGLES, Pass
@@ -120,6 +120,7 @@ def compile_model(
     if engine == "imperative":
         disabled_passes = TOGGLES
     graph, passes = run_pipeline(naive, disabled_passes, on_pass)
+    verify(graph, legalized=True)
     runner: Engine
     if engine == "reference":
         graph, passes = naive, []

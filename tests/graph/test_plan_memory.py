@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from ignis.errors import GraphError
 from ignis.graph.ir import Builder, Graph, TensorType, Value, parse_graph
-from ignis.graph.passes import MemoryPlan, plan_memory, run_pipeline, verify_plan
+from ignis.graph.passes import MemoryPlan, memory_plan, plan_memory, run_pipeline, verify_plan
 from ignis.graph.passes.fuse_norm import fuse_norm
 from ignis.graph.passes.fuse_swiglu import fuse_swiglu
+from ignis.graph.passes.memory_plan import RULES, Timing
 from tests.graph.qwen_shape import qwen2_graph
 
 KIB = 1024
@@ -120,6 +121,51 @@ def test_the_check_of_a_plan_finds_what_is_wrong() -> None:
     missing = {v: o for v, o in plan.offsets.items() if v.name != "0"}
     with pytest.raises(GraphError, match="no place in the arena: got %0"):
         verify_plan(replace(plan, offsets=missing))
+
+
+TIMED = plan_memory(
+    CHAIN, 1, 1, timing=Timing(((0, 0), (1, 1), (1, 1), (2, 2)), frozenset({CHAIN.values[1]}))
+)
+BROKEN: dict[str, list[MemoryPlan]] = {
+    "P1": [replace(TIMED, offsets={v: o for v, o in TIMED.offsets.items() if v.name != "0"})],
+    "P2": [_moved(TIMED, "0", TIMED.private_nbytes), _moved(TIMED, "2", 32)],
+    "P3": [_moved(TIMED, "2", _offset(TIMED, "1"))],
+    "P4": [replace(TIMED, naive_nbytes=7), replace(TIMED, output_nbytes=4),
+           replace(TIMED, bound_bytes=TIMED.nbytes + 1), replace(TIMED, private_bound_bytes=999)],
+    "P5": [replace(TIMED, timing=replace(TIMED.timing, steps=((0, 0), (2, 2), (2, 2), (1, 1)))),
+           replace(TIMED, timing=replace(TIMED.timing, steps=((0, 0), (1, 0), (1, 1), (2, 2)))),
+           replace(plan_memory(CHAIN, 1, 1), timing=Timing(()))],
+    "P6": [plan_memory(CHAIN, 1, 1)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_is_broken_by_its_case(rule: str) -> None:
+    """A rule that never fires protects nothing. (P3 looks at lives, so P5 is checked alone.)"""
+    for plan in BROKEN[rule]:
+        if rule == "P6":
+            private = frozenset({CHAIN.outputs[0]})
+            plan = replace(plan, timing=replace(plan.timing, private=private))
+        with pytest.raises(GraphError):
+            RULES[rule](plan)
+        if rule not in ("P5", "P6"):
+            with pytest.raises(GraphError, match=f"^rule {rule}: "):
+                verify_plan(plan)
+
+
+def test_the_rules_are_those_at_the_top_of_the_file() -> None:
+    lines = (memory_plan.__doc__ or "").splitlines()
+    listed = [line.split()[0] for line in lines if "P" in line[:6]]
+    assert listed == list(RULES)
+
+
+def test_gaps_are_explained() -> None:
+    """96 bytes take two cache lines: the plan says how much of its size is rounding."""
+    graph = parse_graph("graph(%x: f32[T,24]) {\n%0 = silu(%x) : f32[T,24]\n"
+                        "%1 = add(%0, %x) : f32[T,24]\nreturn %1\n}")  # fmt: skip
+    plan = plan_memory(graph, 1, 1)
+    assert (plan.nbytes, plan.bound_bytes) == (256, 192)
+    assert plan.gap_bytes == plan.rounding_bytes == 64
 
 
 @pytest.mark.parametrize(("n_tokens", "n_logits"), [(0, 1), (1, -1)])

@@ -17,9 +17,11 @@ For one token a layer comes out as five steps:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from ignis.errors import GraphError
 from ignis.graph.ir import Graph, Value
 from ignis.graph.passes.plan_memory import Timing
 from ignis.runtime.launches import Launch
@@ -82,25 +84,95 @@ def timing_of(graph: Graph, launches: Sequence[Launch], plan: Schedule) -> Timin
     return Timing(ordered, frozenset(private))
 
 
-def verify_schedule(launches: Sequence[Launch], plan: Schedule) -> list[str]:
-    """What is wrong with a schedule, one sentence each; written apart from `schedule`.
+def verify_schedule(launches: Sequence[Launch], plan: Schedule) -> None:
+    """Raise GraphError with the number of the first broken rule; written apart from `schedule`.
 
-    Rule 1: what a launch reads was written in an earlier step, or by its own thread.
-    Rule 2: two launches of one step do not write the same value.
+        S1   every launch has its step; steps begin at 0 and rise by one
+        S2   what a launch reads was written by a launch before it
+        S3   what a launch reads was written in an earlier step, or by its own thread
+        S4   no two launches of a step write the same value
+        S5   only work by row is repeated by every thread
     """
-    wrong: list[str] = []
-    for c, consumer in enumerate(launches):
-        for p in range(c):
-            producer = launches[p]
-            if plan.step[p] != plan.step[c]:
-                continue
-            shared = sorted(map(str, producer.writes & consumer.reads))
-            own_thread = plan.repeated[p] or (
-                producer.by_row and consumer.by_row and producer.per == consumer.per
-                and not plan.repeated[c]
-            )  # fmt: skip
-            if shared and not own_thread:
-                wrong.append(f"launch {c} reads {shared[0]} in the step that writes it")
-            if producer.writes & consumer.writes:
-                wrong.append(f"launches {p} and {c} write the same value in one step")
-    return wrong
+    for rule, check in RULES.items():
+        try:
+            check(launches, plan)
+        except GraphError as error:
+            raise GraphError(f"rule {rule}: {error}") from None
+
+
+def steps_rise(launches: Sequence[Launch], plan: Schedule) -> None:
+    """S1."""
+    if not len(plan.step) == len(plan.repeated) == len(launches):
+        raise GraphError("not every launch has a step", got=len(plan.step), wanted=len(launches))
+    for index, (before, step) in enumerate(zip((-1, *plan.step), plan.step, strict=False)):
+        if step - before not in ((1,) if index == 0 else (0, 1)):
+            raise GraphError("steps do not rise by one", where=f"launch {index}",
+                             got=f"{step} behind {before}", wanted=before + 1)  # fmt: skip
+
+
+def writes_come_first(launches: Sequence[Launch], plan: Schedule) -> None:
+    """S2."""
+    written: set[object] = set()
+    for index, launch in enumerate(launches):
+        missing = sorted(str(value) for value in launch.reads if value not in written)
+        if missing:
+            raise GraphError("a launch reads what no launch before it writes",
+                             where=_where(index, launch), got=missing[0])  # fmt: skip
+        written |= launch.writes
+
+
+def barriers_separate_threads(launches: Sequence[Launch], plan: Schedule) -> None:
+    """S3."""
+    for c, p in _pairs_of_a_step(plan):
+        producer, consumer = launches[p], launches[c]
+        common = sorted(map(str, producer.writes & consumer.reads))
+        own_thread = plan.repeated[p] or (
+            producer.by_row and consumer.by_row and producer.per == consumer.per
+            and not plan.repeated[c]
+        )  # fmt: skip
+        if common and not own_thread:
+            raise GraphError("no barrier between the threads that write and those that read",
+                             where=_where(c, consumer), got=f"{common[0]} in one step",
+                             wanted=f"a step behind launch {p}")  # fmt: skip
+
+
+def writes_are_single(launches: Sequence[Launch], plan: Schedule) -> None:
+    """S4."""
+    for c, p in _pairs_of_a_step(plan):
+        twice = sorted(map(str, launches[p].writes & launches[c].writes))
+        if twice:
+            raise GraphError("two launches of a step write the same value",
+                             where=f"launches {p} and {c}", got=twice[0])  # fmt: skip
+
+
+def repeated_work_is_by_row(launches: Sequence[Launch], plan: Schedule) -> None:
+    """S5."""
+    for index, launch in enumerate(launches):
+        if plan.repeated[index] and not launch.by_row:
+            raise GraphError("work that is divided among threads is repeated by all",
+                             where=_where(index, launch), wanted="work by row")  # fmt: skip
+
+
+RULES: Mapping[str, Callable[[Sequence[Launch], Schedule], None]] = MappingProxyType(
+    {
+        "S1": steps_rise,
+        "S2": writes_come_first,
+        "S3": barriers_separate_threads,
+        "S4": writes_are_single,
+        "S5": repeated_work_is_by_row,
+    }
+)
+"""Every rule by its number, in the order of checking."""
+
+
+def _pairs_of_a_step(plan: Schedule) -> Iterator[tuple[int, int]]:
+    """(later, earlier) launch of each pair that runs without a barrier in between."""
+    first = 0
+    for c, step in enumerate(plan.step):
+        while plan.step[first] != step:
+            first += 1
+        yield from ((c, p) for p in range(first, c))
+
+
+def _where(index: int, launch: Launch) -> str:
+    return f"launch {index}, {launch.kernel.name}"
