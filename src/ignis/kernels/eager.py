@@ -150,6 +150,9 @@ class EagerBuilder(Builder):
         raw = np.ascontiguousarray(np.atleast_1d(value.raw)).view(np.uint8)
         pointer.raw.slice(value.type.nbytes)[:] = raw
 
+    def prefetch(self, pointer: Value) -> None:
+        """Memory here is always near."""
+
     def fetch_add(self, pointer: Value, value: Value) -> Value:
         before = self.load(pointer, value.type, value.type.nbytes)
         self.store(pointer, before + value, value.type.nbytes)

@@ -253,6 +253,10 @@ class Builder(ABC):
     def store(self, pointer: Value, value: Value, align: int) -> None: ...
 
     @abstractmethod
+    def prefetch(self, pointer: Value) -> None:
+        """Ask for a cache line that will be read soon; any address will do."""
+
+    @abstractmethod
     def fetch_add(self, pointer: Value, value: Value) -> Value:
         """Atomically add an integer in memory and return what stood there before.
 
