@@ -200,8 +200,9 @@ class Model:
         return Generation(self, ids, max_tokens, list(stop), Sampler(**sampling))
 
     def close(self) -> None:
-        """Stop the threads and unmap the file."""
+        """Stop the threads and the template's process, and unmap the file. Twice does no harm."""
         self._engine.close()
+        self._template.close()
         self._unguard()
         self._file.close()
 

@@ -34,7 +34,8 @@ def watch_for_interrupt(abort: NDArray[np.int64]) -> Iterator[None]:
         return
     watcher = _Watcher.instance()
     previous = signal.set_wakeup_fd(watcher.write_end, warn_on_full_buffer=False)
-    if previous != -1:
+    # Our own is still there where Ctrl-C came just before it was taken away.
+    if previous not in (-1, watcher.write_end):
         signal.set_wakeup_fd(previous)
         yield
         return

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Reserved, not committed: a cache for a long context costs what is used of it.
-_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+# Reserved, not committed: a cache for a long context costs what is used of it. Linux's number, as
+# Python has no name for it before 3.13.
+_NORESERVE = 0x4000 if sys.platform.startswith("linux") else 0
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
 
 
 class Memory:

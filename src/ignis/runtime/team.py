@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ignis.errors import UsageError
 from ignis.native import walker
 from ignis.native.library import Library, Routine
 from ignis.runtime.interrupt import watch_for_interrupt
@@ -54,8 +55,13 @@ class ThreadTeam:
         self._finalizer = weakref.finalize(self, _stop, self._block, self._run_plan, self._workers)
 
     def run(self, records: NDArray[np.int64], times: NDArray[np.int64] | None = None) -> None:
-        """Run the records ([n, 8] int64); `times` (int64 [n]) collects cycles a record."""
+        """Run the records ([n, 8] int64); `times` (int64 [n]) collects cycles a record.
+
+        Raises: KeyboardInterrupt soon after Ctrl-C; UsageError after `close`.
+        """
         with self._lock:
+            if not self._finalizer.alive:
+                raise UsageError("the model is closed", hint="load it again")
             self._start_workers()
             records[:, 4] = 0  # the chunk counters
             self._word(walker.PLAN)[0] = records.ctypes.data

@@ -16,6 +16,7 @@ from ignis.gguf import GGUFFile
 from ignis.graph.ir import Graph
 from ignis.graph.ir.types import BLOCK_FORMATS
 from ignis.kernels.panels import FORMATS, ROWS
+from ignis.runtime.cgroup import free_memory
 from ignis.runtime.memory import Memory, align
 
 LAYOUTS = ("auto", "mapped", "packed")
@@ -75,18 +76,8 @@ def available_memory() -> int:
     except OSError:
         if hasattr(os, "sysconf"):
             available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes",
-         "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):  # fmt: skip
-        try:
-            most, now = Path(limit).read_text().strip(), int(Path(used).read_text())
-        except (OSError, ValueError):
-            continue
-        if most.isdigit():
-            available = min(available, int(most) - now)
-    return max(available, 0)
+    limited = free_memory()
+    return available if limited is None else min(available, limited)
 
 
 class WeightStore:

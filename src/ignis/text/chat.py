@@ -71,6 +71,10 @@ class ChatTemplate:
         self._trusted = {name: "" if i is None else vocabulary.text_at(i)
                          for name, i in ids.items()}  # fmt: skip
 
+    def close(self) -> None:
+        """Stop the process that renders; the next use starts another."""
+        self._worker.close()
+
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any
     ) -> list[Segment]:
