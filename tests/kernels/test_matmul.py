@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,21 @@ from ignis.kernels import a8, matmul, matmul_float, panels
 from ignis.kernels.eager import fma_f32
 from tests.kernels.helpers import Array, assert_same_bits, levels, run, run_everywhere
 
-FORMATS = tuple(panels.FORMATS)
+WIDE = ("q4_1", "q6_k")  # tried with every tile width
+NARROW = tuple(name for name in panels.FORMATS if name not in WIDE)
+EVERYWHERE = ("q8_0", "q4_0", "q4_k", "q3_k", "iq4_nl")  # tried on every feature level
 FLOATS = ("f32", "f16", "bf16")
-# Rows around the panel's 16, blocks from one, tokens through every tile width.
-SHAPES = ((16, 32, 1), (17, 64, 2), (33, 96, 12), (5, 32, 24), (40, 64, 11))
+# Rows around the panel's 16, groups (blocks or super-blocks) from one, tokens of every tile width.
+SHAPES = ((16, 1, 1), (17, 2, 2), (33, 3, 12), (5, 1, 24), (40, 2, 11))
+FEW_SHAPES = ((16, 1, 1), (33, 3, 1), (17, 2, 4))
+LONG = (31, 32, 33)  # blocks; super-blocks are tried up to three
 
 
 class Quantized:
     """Activations in A8, with the parts that the definition speaks of."""
 
     def __init__(self, x: NDArray[np.float32]) -> None:
-        n_tokens, n_values = x.shape
+        n_tokens = len(x)
         blocks = x.reshape(n_tokens, -1, 32)
         amax = np.abs(blocks).max(-1)
         self.d = amax / np.float32(127)
@@ -42,10 +46,16 @@ class Quantized:
             (a8.D_AT, self.d[here]),
             (a8.N_AT, (-128 * self.s[here]).astype(np.int32)),
             (a8.DS_AT, self.d[here] * self.s[here].astype(np.float32)),
+            (a8.HALVES_AT, self._halves(here)),
         ):
             words = np.ascontiguousarray(values.T)
             out[..., at : at + 4] = words.view(np.uint8).reshape(n_blocks, width, 4)
         return out.reshape(-1)
+
+    def _halves(self, here: slice) -> NDArray[np.int32]:
+        """The sums of both halves, 16 bits each."""
+        q = self.q[here].reshape(*self.q[here].shape[:2], 2, 16)
+        return np.ascontiguousarray(q.sum(-1, dtype=np.int16)).view(np.int32)[..., 0]
 
 
 def _tiles(n_tokens: int) -> NDArray[np.int32]:
@@ -54,39 +64,86 @@ def _tiles(n_tokens: int) -> NDArray[np.int32]:
     return np.stack([starts, widths], axis=1).astype(np.int32)
 
 
-def _weights(rng: np.random.Generator, fmt: str, n_rows: int, n_values: int) -> Array:
+def _weights(rng: np.random.Generator, fmt: str, n_rows: int, n_groups: int) -> Array:
     """Random bytes as blocks, with scales and minimums of ordinary size."""
-    blocks = rng.integers(0, 256, (n_rows, n_values // 32, BLOCKS[fmt].nbytes), dtype=np.uint8)
+    blocks = rng.integers(0, 256, (n_rows, n_groups, BLOCKS[fmt].nbytes), dtype=np.uint8)
     records = blocks.view(BLOCKS[fmt].dtype)
-    names = [name for name in ("d", "m") if name in (records.dtype.names or ())]
+    names = [name for name in ("d", "m", "dmin") if name in (records.dtype.names or ())]
     for name in names:
         records[name] = rng.standard_normal(records[name].shape).astype(np.float16)
+    if fmt == "mxfp4":
+        records["e"] = rng.integers(118, 130, records["e"].shape)
     return blocks
 
 
+# Fields that make a decoder show its integers: scales of one, no minimum, codes of one.
+_ONE = {"d": 1.0, "e": 128, "m": 0.0, "dmin": 0.0}
+_SCALES_OF_ONE = {
+    "q4_k": {"scales": [1] * 4 + [0] * 4 + [1] * 4},
+    "q5_k": {"scales": [1] * 4 + [0] * 4 + [1] * 4},
+    "iq4_xs": {"scales_l": 0x11, "scales_h": 0xAAAA},
+}
+_CODES_OF_ONE = {
+    "q4_k": {"qs": 0x11}, "q5_k": {"qs": 0x11, "qh": 0}, "iq4_xs": {"qs": 0x88},
+    "mxfp4": {"qs": 0x11},
+}  # fmt: skip
+
+
+def _probe(fmt: str, weights: Array, fields: Mapping[str, Any]) -> NDArray[np.float32]:
+    """Decode with some fields replaced: [rows, blocks of 32, 32]."""
+    records = weights.copy().view(BLOCKS[fmt].dtype)
+    for name in set(fields) & set(records.dtype.names or ()):
+        records[name] = fields[name]
+    decoded = BLOCKS[fmt].decode(records.view(np.uint8).reshape(len(weights), -1))
+    return decoded.reshape(len(weights), -1, 32)
+
+
 def _reference(fmt: str, weights: Array, x: Quantized) -> NDArray[np.float32]:
-    """NUMERICS 2 in plain scalar order: blocks ascending, one accumulator an output."""
-    spec = panels.FORMATS[fmt]
-    raw = weights[..., spec.quants_at :]
-    if spec.bits == 4:
-        raw = np.concatenate([raw & 15, raw >> 4], axis=-1)
-    integers = (raw ^ spec.flip).astype(np.int64) - spec.offset
-    halves = weights[..., : spec.quants_at].copy().view(np.float16).astype(np.float32)
+    """NUMERICS 2 in plain scalar order: blocks ascending, one accumulator an output.
+
+    The integers come from the decoder, which `tests/gguf` compares with another's.
+    """
+    integers = _probe(fmt, weights, {**_ONE, **_SCALES_OF_ONE.get(fmt, {})}).astype(np.int64)
+    records = weights.view(BLOCKS[fmt].dtype)[..., 0]
+    n_blocks = integers.shape[1]
+    wide = {name: np.repeat(records[name].astype(np.float32), n_blocks // records.shape[1], axis=1)
+            for name in ("d", "m", "dmin") if name in (records.dtype.names or ())}  # fmt: skip
+    if fmt in _CODES_OF_ONE:
+        fields = {**_ONE, **_CODES_OF_ONE[fmt]}
+        unit = {"e": records["e"]} if fmt == "mxfp4" else {}
+        sc = _probe(fmt, weights, fields | {name: v[..., None] for name, v in unit.items()})
+        dw = sc[:, :, 0] * wide.get("d", np.float32(1))
+    else:
+        dw = wide["d"]
+    minimums = None
+    if "dmin" in wide:  # the integers that dmin multiplies
+        minimums = _probe(fmt, weights, {"d": 0.0, "dmin": -1.0}).astype(np.int64)
     acc = np.zeros((len(x.q), len(weights)), np.float32)
-    for b in range(weights.shape[1]):
-        isum = (x.q[:, b].astype(np.int64) @ integers[:, b].T).astype(np.float32)
-        acc = fma_f32(isum, halves[None, :, b, 0] * x.d[:, b, None], acc)
-        if spec.has_min:
+    for b in range(n_blocks):
+        q = x.q[:, b].astype(np.int64)
+        isum = (q @ integers[:, b].T).astype(np.float32)
+        acc = fma_f32(isum, dw[None, :, b] * x.d[:, b, None], acc)
+        if "m" in wide:
             ds = x.d[:, b] * x.s[:, b].astype(np.float32)
-            acc = fma_f32(halves[None, :, b, 1], ds[:, None], acc)
+            acc = fma_f32(wide["m"][None, :, b], ds[:, None], acc)
+        if minimums is not None:
+            msum = (q @ minimums[:, b].T).astype(np.float32)
+            acc = fma_f32(msum, -(wide["dmin"][None, :, b] * x.d[:, b, None]), acc)
     return acc
 
 
-def _case(fmt: str, shape: tuple[int, int, int]) -> tuple[dict[str, Any], Quantized, Array]:
-    n_rows, n_values, n_tokens = shape
+def _case(
+    fmt: str, shape: tuple[int, int, int], poison: Sequence[float] = ()
+) -> tuple[dict[str, Any], Quantized, Array]:
+    """Arguments for `shape` (rows, groups, tokens); `poison` goes into some scales."""
+    n_rows, n_groups, n_tokens = shape
+    n_values = n_groups * BLOCKS[fmt].block_size
     rng = np.random.default_rng(n_rows * 1000 + n_tokens)
     x = Quantized(rng.standard_normal((n_tokens, n_values)).astype(np.float32))
-    weights = _weights(rng, fmt, n_rows, n_values)
+    weights = _weights(rng, fmt, n_rows, n_groups)
+    records = weights.view(BLOCKS[fmt].dtype)
+    for name in {"d", "m", "dmin"} & set(records.dtype.names or ()):
+        records[name].reshape(-1)[: len(poison)] = rng.permutation(poison)
     args = {
         "weight": weights, "x": x.bytes, "y": np.zeros((n_tokens, n_rows), np.float32),
         "bias": rng.standard_normal(n_rows).astype(np.float32),
@@ -96,54 +153,93 @@ def _case(fmt: str, shape: tuple[int, int, int]) -> tuple[dict[str, Any], Quanti
     return args, x, weights
 
 
-def _panels(fmt: str, args: Mapping[str, Any]) -> Array:
-    n_panels = -(-args["n_rows"] // 16)
-    nbytes = n_panels * panels.FORMATS[fmt].panel_nbytes(args["n_values"])
-    packing = {**args, "y": np.zeros(nbytes, np.uint8)}
-    return run_everywhere(matmul.pack_panels(format=fmt), packing, n_panels)
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_quantized_matmuls_agree_in_every_form(fmt: str) -> None:
-    """Mapped, packed, eager, and all feature levels: one definition, the same bits."""
-    for shape in SHAPES:
-        args, x, weights = _case(fmt, shape)
+def _check(
+    fmt: str, case: tuple[dict[str, Any], Quantized, Array], places: Sequence[str]
+) -> None:  # fmt: skip
+    """Mapped, packed and by rows, on every one of `places`: the reference's bits."""
+    args, x, weights = case
+    with np.errstate(all="ignore"):
         wanted = (_reference(fmt, weights, x) + args["bias"]) + args["residual"]
-        n_panels, scratch = -(-shape[0] // 16), matmul.scratch_nbytes(fmt, shape[1])
-        mapped = run_everywhere(matmul.matmul_mapped(format=fmt), args, n_panels,
-                                scratch_nbytes=scratch)  # fmt: skip
-        assert_same_bits(mapped, wanted, f"{fmt} {shape}")
-        packed = {**args, "weight": _panels(fmt, args)}
-        got = run(matmul.matmul_packed(format=fmt), "host", packed, n_panels, ["y"], 64)["y"]
-        assert_same_bits(got, wanted, f"packed {fmt} {shape}")
-        if shape[2] == 1:
-            rows = run_everywhere(matmul.matmul_rows(format=fmt), args, n_panels,
-                                  scratch_nbytes=64)  # fmt: skip
-            assert_same_bits(rows, wanted, f"rows {fmt} {shape}")
+    n_panels, n_values = -(-args["n_rows"] // 16), args["n_values"]
+    scratch = matmul.scratch_nbytes(fmt, n_values)
+    packing = {**args, "y": np.zeros(n_panels * panels.FORMATS[fmt].panel_nbytes(n_values),
+                                     np.uint8)}  # fmt: skip
+    families = [matmul.matmul_mapped] + [matmul.matmul_rows] * (len(x.q) == 1)
+    for place in places:
+        for family in families:
+            got = run(family(format=fmt), place, args, n_panels, ["y"], scratch)["y"]
+            assert_same_bits(got, wanted, f"{family.name} {fmt} {wanted.shape} on {place}")
+        packed = run(matmul.pack_panels(format=fmt), place, packing, n_panels, ["y"])["y"]
+        if place in ("eager", "host"):  # elsewhere it is a part of matmul_mapped
+            got = run(matmul.matmul_packed(format=fmt), place, {**args, "weight": packed}, n_panels,
+                      ["y"], 64)["y"]  # fmt: skip
+            assert_same_bits(got, wanted, f"packed {fmt} {wanted.shape} on {place}")
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+_ENDS = ("eager", *levels()[:2])  # the host, and the lowest level below it
+_POISON = (np.nan, np.inf, -np.inf, 0.0, -0.0, 2.0**-24, 65504.0, 1.0)
+
+
+@pytest.mark.parametrize("fmt", WIDE)
+def test_quantized_matmuls_agree_in_every_form(fmt: str) -> None:
+    """Mapped, packed, eager, the host and the lowest level: one definition, the same bits."""
+    for shape in SHAPES:
+        _check(fmt, _case(fmt, shape), _ENDS)
+    _check_hostile_scales(fmt, _ENDS)
+
+
+@pytest.fixture
+def narrow_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tile widths are enough to see a format's own code; they compile five times as fast."""
+    monkeypatch.setattr(a8, "TILE_WIDTHS", (3, 1))
+
+
+@pytest.mark.usefixtures("narrow_tiles")
+@pytest.mark.parametrize("fmt", NARROW)
+def test_every_format_agrees_in_every_form(fmt: str) -> None:
+    """The same for formats that share most of their code with those two."""
+    places = ("eager", *levels()) if fmt in EVERYWHERE else _ENDS
+    for shape in FEW_SHAPES:
+        _check(fmt, _case(fmt, shape), places)
+    _check_hostile_scales(fmt, places)
+    for n_blocks in LONG if BLOCKS[fmt].block_size == 32 else ():
+        _check(fmt, _case(fmt, (16, n_blocks, 1)), ["host"])
+
+
+def _check_hostile_scales(fmt: str, places: Sequence[str]) -> None:
+    """A NaN or infinite scale in the file shows as such, and zero blocks give zero."""
+    _check(fmt, _case(fmt, (16, 2, 1), _POISON), places)
+    args, x, weights = _case(fmt, (20, 2, 4))
+    weights[::2] = 0
+    _check(fmt, (args, x, weights), ["host"])
+
+
+@pytest.mark.usefixtures("narrow_tiles")
+def test_every_scale_of_mxfp4() -> None:
+    """From the subnormal 2^-128 to 2^127, whose products reach infinity."""
+    args, x, weights = _case("mxfp4", (256, 1, 1))
+    weights[:, 0, 0] = np.arange(256)
+    _check("mxfp4", (args, x, weights), _ENDS[1:])
+
+
+def test_scales_stay_compact_in_panels() -> None:
+    """At most 0.2 bit a weight more than the file; TQ1_0's digits become pairs of bits."""
+    for name, fmt in panels.FORMATS.items():
+        in_file = BLOCKS[name].nbytes * 16
+        extra = (fmt.panel_group_nbytes - in_file) * 8 / (16 * BLOCKS[name].block_size)
+        assert extra <= (0.4 if name == "tq1_0" else 0.2), name
+
+
+@pytest.mark.parametrize("fmt", WIDE)
 def test_residual_may_be_the_output(fmt: str) -> None:
     """The residual stream is updated in place; a partial panel must not add twice."""
-    args, x, weights = _case(fmt, (21, 32, 3))
+    args, x, weights = _case(fmt, (21, 1, 3))
     both = args["residual"].copy()
     wanted = (_reference(fmt, weights, x) + args["bias"]) + both
     args |= {"residual": both, "y": both}
-    scratch = matmul.scratch_nbytes(fmt, 32)
+    scratch = matmul.scratch_nbytes(fmt, args["n_values"])
     got = run(matmul.matmul_mapped(format=fmt), "host", args, 2, ["y"], scratch)["y"]
     assert_same_bits(got, wanted, fmt)
-
-
-@pytest.mark.parametrize("scale", [np.nan, np.inf, 0.0, 2.0**-24])
-def test_hostile_scales_reach_the_output(scale: float) -> None:
-    """A NaN or infinite scale in the file shows as such, and zero blocks give zero."""
-    args, x, weights = _case("q8_0", (16, 64, 2))
-    weights.view(BLOCKS["q8_0"].dtype)["d"] = np.float16(scale)
-    with np.errstate(all="ignore"):
-        wanted = (_reference("q8_0", weights, x) + args["bias"]) + args["residual"]
-    scratch = matmul.scratch_nbytes("q8_0", 64)
-    got = run(matmul.matmul_mapped(format="q8_0"), "host", args, 1, ["y"], scratch)["y"]
-    assert_same_bits(got, wanted, str(scale))
 
 
 @pytest.mark.parametrize("fmt", FLOATS)

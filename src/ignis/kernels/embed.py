@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ignis.errors import KernelError
-from ignis.gguf.blocks import BLOCKS
-from ignis.kernels.lang import Builder, Type, Value, f16, f32, i8, i16, i32, i64, kernel, ptr
+from ignis.kernels.lang import Builder, Type, Value, f16, f32, i16, i32, i64, kernel, ptr
+from ignis.kernels.panels import BLOCK, FORMATS, PanelFormat
+from ignis.kernels.rows import Rows
+from ignis.kernels.scales import RowHeader
 from ignis.kernels.vectors import LANES, parts
 
-_BLOCK = 32
-_BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1")
 _ELEMENTS = {"f32": f32, "f16": f16, "bf16": i16}
 
 
@@ -23,7 +23,7 @@ def embed(
 
     The bits are those of the format's NumPy decoder in `gguf.blocks`.
     """
-    if format not in _ELEMENTS and format not in _BLOCK_FORMATS:
+    if format not in _ELEMENTS and format not in FORMATS:
         raise KernelError("no embedding kernel for this format", got=format)
     for token in k.range(begin, end):
         row = ids.at(token * 4).load(i32).to(i64)
@@ -34,12 +34,12 @@ def embed(
             for part in parts(k, n_embd):
                 part.store(target, _decode_element(part.load, source, format))
         else:
-            n_blocks, nbytes = n_embd // _BLOCK, BLOCKS[format].nbytes
-            source = weight.at(row * n_blocks * nbytes)
-            for block in k.range(n_blocks):
-                low, high = _decode_block(k, source.at(block * nbytes), format)
-                target.at(block * (_BLOCK * f32.nbytes)).store(low)
-                target.at(block * (_BLOCK * f32.nbytes) + LANES * f32.nbytes).store(high)
+            fmt = FORMATS[format]
+            n_groups = fmt.n_groups(n_embd)
+            source = weight.at(row * n_groups * fmt.group_nbytes)
+            group_nbytes = BLOCK * fmt.group_blocks * f32.nbytes
+            for g in k.range(n_groups):
+                _decode_group(k, fmt, source.at(g * fmt.group_nbytes), target.at(g * group_nbytes))
 
 
 def _decode_element(load: Callable[[Value, Type], Value], source: Value, format: str) -> Value:
@@ -51,15 +51,14 @@ def _decode_element(load: Callable[[Value, Type], Value], source: Value, format:
     return (bits.zext(i32) << 16).bits(f32.x(LANES))
 
 
-def _decode_block(k: Builder, block: Value, format: str) -> tuple[Value, Value]:
-    """The two halves of a block of 32: d * q, then + m where the format has a minimum."""
-    d = block.load(f16).to(f32).splat(LANES)
-    if format == "q8_0":
-        low, high = (block.at(2 + LANES * half).load(i8.x(LANES)).to(i32) for half in range(2))
-        return low.to(f32) * d, high.to(f32) * d
-    packed = block.at(4 if format == "q4_1" else 2).load(i8.x(LANES)).zext(i32)
-    low, high = packed & 15, packed >> 4
-    if format == "q4_0":
-        return (low - 8).to(f32) * d, (high - 8).to(f32) * d
-    m = block.at(2).load(f16).to(f32).splat(LANES)
-    return low.to(f32) * d + m, high.to(f32) * d + m
+def _decode_group(k: Builder, fmt: PanelFormat, group: Value, target: Value) -> None:
+    """Each half of each block: scale * q, then + minimum where the format has one."""
+    rows, header = Rows(k, [group]), RowHeader(fmt.scheme.fields, group)
+    for b in range(fmt.group_blocks):
+        scales, minimums = fmt.scheme.terms(k, header, b, fmt.offset).decoded()
+        for half, codes in enumerate(fmt.unpack(rows, b)):
+            q = fmt.bytes(codes).zext(i32) - fmt.offset
+            values = q.to(f32) * scales[half].splat(LANES)
+            if minimums is not None:
+                values = values + minimums[half].splat(LANES)
+            target.at((2 * b + half) * LANES * f32.nbytes).store(values)

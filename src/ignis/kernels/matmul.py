@@ -15,12 +15,14 @@ finished sum in that order. `residual` may be `y` itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ignis.kernels import a8, panels
 from ignis.kernels.lang import Builder, Value, Variable, f32, i32, i64, kernel, ptr
-from ignis.kernels.panels import FORMATS, ROWS, PanelFormat
+from ignis.kernels.panels import FORMATS, PanelFormat, PanelProducts, RowProducts
+from ignis.kernels.rows import ROWS, PanelRows
+from ignis.kernels.scales import FileHeader, Index, PanelHeader
 
 LANES = f32.x(ROWS)
 
@@ -32,19 +34,18 @@ def matmul_rows(
 ) -> None:  # fmt: skip
     """y[n] = sum of weight[n] * x, for one token."""
     fmt = FORMATS[format]
-    n_blocks = n_values // 32
+    n_groups = fmt.n_groups(n_values)
     for panel in k.range(begin, end):
-        rows = _row_pointers(k, fmt, weight, panel, n_rows, n_blocks)
+        rows = _rows(k, fmt, weight, panel, n_rows, n_groups)
         acc = k.var(k.const(LANES, 0.0))
-        for b in k.range(n_blocks):
-            block = x.at(b * a8.BLOCK_NBYTES)
-            here = [row.at(b * fmt.block_nbytes) for row in rows]
-            isum = panels.dot_rows(k, fmt, here, block) + a8.start(k, block, fmt.offset, ROWS)
-            dw = panels.row_scales(k, here)
-            total = k.fma(isum.to(f32), dw * a8.scale(k, block, ROWS), acc.get())
-            if fmt.has_min:
-                total = k.fma(panels.row_minimums(k, here), a8.scaled_sum(k, block, ROWS), total)
-            acc.set(total)
+        for g in k.range(n_groups):
+            here = rows.at(g * fmt.group_nbytes)
+            header = FileHeader(fmt.scheme.fields, here)
+            for b in range(fmt.group_blocks):
+                block = x.at((g * fmt.group_blocks + b) * a8.BLOCK_NBYTES)
+                terms = fmt.scheme.terms(k, header, b, fmt.offset)
+                products = RowProducts(k, fmt, here, b, block)
+                acc.set(terms.add(k, acc.get(), products, block))
         _finish(k, [acc], panel, k.const(i64, 0), y, bias, residual, n_rows, scratch)
 
 
@@ -59,9 +60,10 @@ def matmul_mapped(
     """y[t, n] for every token of every tile; scratch holds one panel and 64 bytes."""
     fmt = FORMATS[format]
     for panel in k.range(begin, end):
-        rows = _row_pointers(k, fmt, weight, panel, n_rows, n_values // 32)
+        n_groups = fmt.n_groups(n_values)
+        rows = _rows(k, fmt, weight, panel, n_rows, n_groups)
         packed = scratch.at(64)
-        _pack(k, fmt, rows, packed, n_values // 32)
+        _pack(k, fmt, rows, packed, n_groups)
         _all_tiles(k, fmt, packed, panel, n_rows, n_values, scratch, **rest)
 
 
@@ -75,7 +77,7 @@ def matmul_packed(
 ) -> None:  # fmt: skip
     """The same on panels packed beforehand."""
     fmt = FORMATS[format]
-    panel_nbytes = (n_values // 32) * fmt.panel_block_nbytes
+    panel_nbytes = fmt.n_groups(n_values) * fmt.panel_group_nbytes
     for panel in k.range(begin, end):
         packed = weight.at(panel * panel_nbytes)
         _all_tiles(k, fmt, packed, panel, n_rows, n_values, scratch, **rest)
@@ -88,10 +90,10 @@ def pack_panels(
 ) -> None:  # fmt: skip
     """Rows of the file -> panels; rows past the last repeat it."""
     fmt = FORMATS[format]
-    n_blocks = n_values // 32
+    n_groups = fmt.n_groups(n_values)
     for panel in k.range(begin, end):
-        rows = _row_pointers(k, fmt, weight, panel, n_rows, n_blocks)
-        _pack(k, fmt, rows, y.at(panel * (n_blocks * fmt.panel_block_nbytes)), n_blocks)
+        rows = _rows(k, fmt, weight, panel, n_rows, n_groups)
+        _pack(k, fmt, rows, y.at(panel * (n_groups * fmt.panel_group_nbytes)), n_groups)
 
 
 def scratch_nbytes(format: str, n_values: int) -> int:
@@ -99,22 +101,21 @@ def scratch_nbytes(format: str, n_values: int) -> int:
     return 64 + FORMATS[format].panel_nbytes(n_values)
 
 
-def _row_pointers(
-    k: Builder, fmt: PanelFormat, weight: Value, panel: Value, n_rows: Value, n_blocks: Value
-) -> list[Value]:
-    row_nbytes = n_blocks * fmt.block_nbytes
+def _rows(
+    k: Builder, fmt: PanelFormat, weight: Value, panel: Value, n_rows: Value, n_groups: Value
+) -> PanelRows:
+    """The 16 rows of a panel; past the last row, that row again."""
+    row_nbytes = n_groups * fmt.group_nbytes
     last = n_rows - 1
-    return [
-        weight.at(k.minimum(panel * ROWS + row, last) * row_nbytes) for row in range(ROWS)
-    ]
+    return PanelRows(
+        k, [weight.at(k.minimum(panel * ROWS + row, last) * row_nbytes) for row in range(ROWS)]
+    )
 
 
-def _pack(
-    k: Builder, fmt: PanelFormat, rows: Sequence[Value], out: Value, n_blocks: Value
-) -> None:
-    for b in k.range(n_blocks):
-        here = [row.at(b * fmt.block_nbytes) for row in rows]
-        panels.pack_block(k, fmt, here, out.at(b * fmt.panel_block_nbytes))
+def _pack(k: Builder, fmt: PanelFormat, rows: PanelRows, out: Value, n_groups: Value) -> None:
+    for g in k.range(n_groups):
+        here = rows.at(g * fmt.group_nbytes)
+        panels.pack_group(k, fmt, here, out.at(g * fmt.panel_group_nbytes))
 
 
 def _all_tiles(
@@ -139,23 +140,24 @@ def _tile(
 ) -> list[Variable]:
     """The sums of 16 rows by `width` tokens."""
     sums = [k.var(k.const(LANES, 0.0)) for _ in range(width)]
-    for b in k.range(n_blocks):
-        panel = packed.at(b * fmt.panel_block_nbytes)
-        weights = panels.unpack(k, fmt, panel)
-        dw = panels.scales(k, panel)
-        minimum = panels.minimums(k, panel) if fmt.has_min else None
-        blocks = x.at(b * (width * a8.BLOCK_NBYTES))
-        for t in range(width):
-            block = blocks.at(t * a8.BLOCK_NBYTES)
-            isum = a8.start(k, block, fmt.offset, ROWS)
-            for j, w in enumerate(weights):
-                q = block.at(4 * j).load(i32).splat(ROWS).bits(w.type)
-                isum = k.dot4(isum, w, q, fmt.u_max)
-            total = k.fma(isum.to(f32), dw * a8.scale(k, block, ROWS), sums[t].get())
-            if minimum is not None:
-                total = k.fma(minimum, a8.scaled_sum(k, block, ROWS), total)
-            sums[t].set(total)
+    for g in k.range(n_blocks // fmt.group_blocks):
+        group = packed.at(g * fmt.panel_group_nbytes)
+        header = PanelHeader(fmt.scheme.fields, group)
+        for b in _group_blocks(k, fmt):
+            quants = group.at(fmt.header_nbytes + b * fmt.quants_nbytes)
+            vectors = panels.unpack_block(k, fmt, quants)
+            terms = fmt.scheme.terms(k, header, b, fmt.offset)
+            blocks = x.at((g * fmt.group_blocks + b) * (width * a8.BLOCK_NBYTES))
+            for t, total in enumerate(sums):
+                block = blocks.at(t * a8.BLOCK_NBYTES)
+                products = PanelProducts(k, fmt, vectors, block)
+                total.set(terms.add(k, total.get(), products, block))
     return sums
+
+
+def _group_blocks(k: Builder, fmt: PanelFormat) -> Iterable[Index]:
+    """The numbers of a group's blocks: a loop where there are several."""
+    return k.range(fmt.group_blocks) if fmt.group_blocks > 1 else (0,)
 
 
 def _finish(

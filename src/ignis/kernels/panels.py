@@ -2,199 +2,228 @@
 
 A *panel* is 16 rows of a weight matrix, interleaved so that vector lanes are rows:
 
-    for each block of 32 values along k:
-      | 16 scales f16 | 16 minimums f16 (where the format has them) | dwords [k/4][row] |
+    for each group (a block of 32 values along k, or a super-block of eight):
+      | header: the file's scales, one vector a number | for each block: planes |
 
-Eight-bit formats hold eight vectors of 64 bytes a block, vector j the values k = 4j..4j+3 of each
-row. Four-bit formats hold four: the low nibbles of vector j are k = 4j..4j+3 and the high ones
-k = 16+4j.., just as GGUF splits a block, so packing moves whole dwords and no nibbles.
+A *plane* holds some bits of each code, as dwords [k/4][row]. Eight vectors V0..V7 of 64 bytes, Vi
+the values k = 4i..4i+3 of each row, become
 
-Weights are unsigned bytes with an `offset`: value = byte - offset. The dot product of a block is
-`sum(byte * q) - offset * sum(q)`, and `sum(q)` comes with the activation (see `a8`).
+    8 bits   8 vectors, as they are
+    4 bits   4 vectors, Vi in the low nibbles of vector i, Vi+4 in the high ones
+    2 bits   2 vectors, Vi in pair i / 2 of vector i % 2
+    1 bit    1 vector,  Vi in bit i
+
+so a five-bit format has a plane of four bits and one of one, and unpacking costs a shift and a
+mask a vector. Codes are unsigned bytes with an `offset`: value = code - offset, or a `table` of
+such bytes. The dot product of a block is `sum(code * q) - offset * sum(q)`, and `sum(q)` comes
+with the activation (see `a8`).
+
+To add a format: its class in `gguf`, a function in `unpack`, a scheme in `scales` (most likely one
+that is there), a line in `FORMATS`, and its name in `graph.ir.types.BLOCK_FORMATS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ignis.kernels.lang import Builder, Value, f16, f32, i8, i16, i32
+from ignis.gguf.blocks import BLOCKS
+from ignis.gguf.codebooks import FP4_VALUES, IQ4_VALUES
+from ignis.kernels import scales, unpack
+from ignis.kernels.lang import Builder, Value, i8, i32
+from ignis.kernels.rows import (
+    ROWS,
+    PanelRows,
+    Rows,
+    repeat,
+    shift_bytes,
+    sum_quarters,
+    transpose_dwords,
+)  # fmt: skip
+from ignis.kernels.scales import FileHeader, PanelHeader, Scheme
 
-ROWS = 16  # rows of a panel: the lanes of an f32 vector
 BLOCK = 32  # values of a block along k
+VECTORS = 8  # of 64 bytes, that hold a block of 16 rows as bytes
+
+_PLANES = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}
 
 
 @dataclass(frozen=True, slots=True)
 class PanelFormat:
-    """One integer weight format: its block in the file, and its panel."""
+    """One integer weight format: its group in the file, and its panel."""
 
     name: str
-    block_nbytes: int  # one block of one row in the file
-    quants_at: int  # where the quants start in that block
-    bits: int  # bits a weight: 8 or 4
+    bits: int  # of a code
     offset: int  # subtracted from the unsigned byte
-    flip: int  # xor that makes the file's bytes unsigned (0x80 for signed ones)
-    has_min: bool
+    unpack: Callable[[Rows, int], unpack.Halves]
+    scheme: Scheme
+    table: tuple[int, ...] | None = None  # the byte of each code; None: the code itself
 
     @property
     def u_max(self) -> int:
         """The largest unsigned byte that a dot product can see."""
-        return (1 << self.bits) - 1
+        return (1 << self.bits) - 1 if self.table is None else max(self.table)
 
     @property
-    def n_vectors(self) -> int:
-        """The 64-byte vectors of one panel block."""
-        return self.bits
+    def group_blocks(self) -> int:
+        """Blocks of 32 values that share a header."""
+        return BLOCKS[self.name].block_size // BLOCK
+
+    @property
+    def group_nbytes(self) -> int:
+        """One group of one row in the file."""
+        return BLOCKS[self.name].nbytes
 
     @property
     def header_nbytes(self) -> int:
-        return ROWS * 2 * (2 if self.has_min else 1)
+        return PanelHeader.nbytes(self.scheme.fields)
 
     @property
-    def panel_block_nbytes(self) -> int:
-        return self.header_nbytes + 64 * self.n_vectors
+    def quants_nbytes(self) -> int:
+        """The planes of one block of 16 rows."""
+        return BLOCK * ROWS * self.bits // 8
 
-    def row_nbytes(self, n_values: int) -> int:
-        return n_values // BLOCK * self.block_nbytes
+    @property
+    def panel_group_nbytes(self) -> int:
+        return self.header_nbytes + self.group_blocks * self.quants_nbytes
+
+    def n_groups(self, n_values: Value) -> Value:
+        return n_values // (BLOCK * self.group_blocks)
 
     def panel_nbytes(self, n_values: int) -> int:
-        return n_values // BLOCK * self.panel_block_nbytes
+        return n_values // (BLOCK * self.group_blocks) * self.panel_group_nbytes
 
+    def bytes(self, codes: Value) -> Value:
+        """The unsigned bytes that the codes stand for."""
+        return codes if self.table is None else codes.k.lookup(self.table, codes)
+
+
+_IQ4_TABLE = tuple(value + 128 for value in IQ4_VALUES)
+_FP4_TABLE = tuple(value + 16 for value in FP4_VALUES)
 
 FORMATS = {
     f.name: f
     for f in (
-        PanelFormat("q8_0", 34, 2, bits=8, offset=128, flip=0x80, has_min=False),
-        PanelFormat("q4_0", 18, 2, bits=4, offset=8, flip=0, has_min=False),
-        PanelFormat("q4_1", 20, 4, bits=4, offset=0, flip=0, has_min=True),
+        PanelFormat("q8_0", 8, 128, unpack.q8_0, scales.Single(0)),
+        PanelFormat("q4_0", 4, 8, unpack.q4_0, scales.Single(0)),
+        PanelFormat("q4_1", 4, 0, unpack.q4_1, scales.Single(0, 2)),
+        PanelFormat("q5_0", 5, 16, unpack.q5_0, scales.Single(0)),
+        PanelFormat("q5_1", 5, 0, unpack.q5_1, scales.Single(0, 2)),
+        PanelFormat("q2_k", 2, 0, unpack.q2_k, scales.Nibbles4()),
+        PanelFormat("q3_k", 3, 4, unpack.q3_k, scales.Split6()),
+        PanelFormat("q4_k", 4, 0, unpack.q4_k, scales.Pairs6()),
+        PanelFormat("q5_k", 5, 0, unpack.q5_k, scales.Pairs6()),
+        PanelFormat("q6_k", 6, 32, unpack.q6_k, scales.Bytes8()),
+        PanelFormat("iq4_nl", 4, 128, unpack.iq4_nl, scales.Single(0), _IQ4_TABLE),
+        PanelFormat("iq4_xs", 4, 128, unpack.iq4_xs, scales.Nibbles6(), _IQ4_TABLE),
+        PanelFormat("mxfp4", 4, 16, unpack.mxfp4, scales.Power(), _FP4_TABLE),
+        PanelFormat("tq1_0", 2, 1, unpack.tq1_0, scales.Single(52)),
+        PanelFormat("tq2_0", 2, 1, unpack.tq2_0, scales.Single(64)),
     )
 }
 
 
-def pack_block(k: Builder, fmt: PanelFormat, rows: Sequence[Value], out: Value) -> None:
-    """Copy one block of 16 rows (a pointer each) into a panel block at `out`."""
-    out.store(_gather_halves(k, rows, 0))
-    if fmt.has_min:
-        out.at(ROWS * 2).store(_gather_halves(k, rows, 2))
-    for half in range(fmt.n_vectors // 4):
-        loads = [row.at(fmt.quants_at + 16 * half).load(i8.x(16)) for row in rows]
-        for j, vector in enumerate(transpose_dwords(k, loads)):
-            place = out.at(fmt.header_nbytes + 64 * (4 * half + j))
-            place.store(vector.bits(i8.x(64)) ^ fmt.flip if fmt.flip else vector)
+def pack_group(k: Builder, fmt: PanelFormat, rows: PanelRows, out: Value) -> None:
+    """Copy one group of 16 rows into a panel group at `out`."""
+    FileHeader(fmt.scheme.fields, rows).store(out)
+    for b in range(fmt.group_blocks):
+        place = fmt.header_nbytes + b * fmt.quants_nbytes
+        codes = [fmt.unpack(quad, b) for quad in rows.quads]
+        for vector in _planes(k, fmt.bits, codes):
+            out.at(place).store(vector)
+            place += vector.type.nbytes
 
 
-def scales(k: Builder, panel: Value) -> Value:
-    """The 16 scales of a panel block, f32."""
-    return panel.load(f16.x(ROWS)).to(f32)
+def _planes(k: Builder, bits: int, quads: Sequence[unpack.Halves]) -> list[Value]:
+    """The planes of a block: codes of four quads -> vectors with lanes = rows."""
+    if bits == 8:
+        return [v for half in (0, 1) for v in transpose_dwords(k, [quad[half] for quad in quads])]
+    vectors, position = [], 0
+    for width in _PLANES[bits]:
+        mask = (1 << width) - 1
+        fields = [[shift_bytes(v, position) & mask for v in quad] for quad in quads]
+        joined = [low | shift_bytes(high, -4) for low, high in fields]
+        if width <= 2:
+            joined = [v | shift_bytes(_rotate(k, v, 8), -2) for v in joined]
+        if width == 1:
+            joined = [v | shift_bytes(_rotate(k, v, 4), -1) for v in joined]
+        vectors += transpose_dwords(k, joined)[:width]
+        position += width
+    return vectors
 
 
-def minimums(k: Builder, panel: Value) -> Value:
-    """The 16 minimums of a panel block, f32."""
-    return panel.at(ROWS * 2).load(f16.x(ROWS)).to(f32)
+def _rotate(k: Builder, v: Value, n_bytes: int) -> Value:
+    """Byte i of every 128-bit lane becomes byte i + n_bytes of it."""
+    return k.shuffle(v, v, [i // 16 * 16 + (i + n_bytes) % 16 for i in range(v.type.lanes)])
 
 
-def unpack(k: Builder, fmt: PanelFormat, panel: Value) -> list[Value]:
-    """The eight vectors of unsigned bytes of a panel block; vector j holds k = 4j..4j+3."""
-    vectors = [
-        panel.at(fmt.header_nbytes + 64 * j).load(i8.x(64)) for j in range(fmt.n_vectors)
-    ]
+def unpack_block(k: Builder, fmt: PanelFormat, quants: Value) -> list[Value]:
+    """The eight vectors of unsigned bytes of a panel's block; vector j holds k = 4j..4j+3."""
     if fmt.bits == 8:
-        return vectors
-    return [v & 15 for v in vectors] + [high_nibbles(v) for v in vectors]
+        return [quants.at(64 * i).load(i8.x(64)) for i in range(VECTORS)]
+    codes: list[Value | None] = [None] * VECTORS
+    place = position = 0
+    for width in _PLANES[fmt.bits]:
+        plane = [quants.at(place + 64 * i).load(i8.x(64)) for i in range(width)]
+        mask = ((1 << width) - 1) << position
+        for i, code in enumerate(codes):
+            field = shift_bytes(plane[i % width], width * (i // width) - position) & mask
+            codes[i] = field if code is None else code | field
+        place, position = place + 64 * width, position + width
+    return [fmt.bytes(code) for code in codes if code is not None]
 
 
-def high_nibbles(v: Value) -> Value:
-    """The upper four bits of each byte; shifts exist for 16 bits and wider only."""
-    words = i16.x(v.type.lanes // 2)
-    return (v.bits(words) >> 4).bits(v.type) & 15
+@dataclass(frozen=True, slots=True)
+class PanelProducts:
+    """Dot products of a panel's block, unpacked, with the 32 bytes at `x`."""
+
+    k: Builder
+    fmt: PanelFormat
+    vectors: Sequence[Value]
+    x: Value
+
+    def whole(self, start: Value) -> Value:
+        return self._chain(start, 0, VECTORS)
+
+    def halves(self) -> tuple[Value, Value]:
+        zero = self.k.const(i32.x(ROWS), 0)
+        return self._chain(zero, 0, VECTORS // 2), self._chain(zero, VECTORS // 2, VECTORS)
+
+    def _chain(self, acc: Value, first: int, last: int) -> Value:
+        for j in range(first, last):
+            q = self.x.at(4 * j).load(i32).splat(ROWS).bits(i8.x(4 * ROWS))
+            acc = self.k.dot4(acc, self.vectors[j], q, self.fmt.u_max)
+        return acc
 
 
-def transpose_dwords(k: Builder, rows: Sequence[Value]) -> list[Value]:
-    """16 rows of 4 dwords -> 4 vectors of 16 dwords, vector j holding dword j of each row."""
-    # Lane l (128 bits) of wide[j] is row j + 4l, so unpacking dwords puts row 4l + j in lane l.
-    wide = [_join([rows[j + 4 * lane] for lane in range(4)], k).bits(i32.x(16)) for j in range(4)]
-    low = [_unpack(k, wide[0], wide[1], 0), _unpack(k, wide[2], wide[3], 0)]
-    high = [_unpack(k, wide[0], wide[1], 2), _unpack(k, wide[2], wide[3], 2)]
-    return [
-        _unpack_pairs(k, low[0], low[1], 0), _unpack_pairs(k, low[0], low[1], 1),
-        _unpack_pairs(k, high[0], high[1], 0), _unpack_pairs(k, high[0], high[1], 1),
-    ]  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class RowProducts:
+    """Dot products of block `b` of 16 rows as they lie in the file with the 32 bytes at `x`."""
 
+    k: Builder
+    fmt: PanelFormat
+    rows: PanelRows
+    b: int
+    x: Value
 
-def sum_quarters(k: Builder, wide: Sequence[Value]) -> Value:
-    """Four i32x16 whose 128-bit lane l of vector j belongs to row j + 4l -> the 16 row sums."""
-    first = _unpack(k, wide[0], wide[1], 0) + _unpack(k, wide[0], wide[1], 2)
-    second = _unpack(k, wide[2], wide[3], 0) + _unpack(k, wide[2], wide[3], 2)
-    return _unpack_pairs(k, first, second, 0) + _unpack_pairs(k, first, second, 1)
+    def whole(self, start: Value) -> Value:
+        zero, x = self.k.const(i32.x(ROWS), 0), self._x()
+        sums = [self._dot(self._dot(zero, low, x[0]), high, x[1]) for low, high in self._codes()]
+        return start + sum_quarters(self.k, sums)
 
+    def halves(self) -> tuple[Value, Value]:
+        zero, x, codes = self.k.const(i32.x(ROWS), 0), self._x(), self._codes()
+        first, last = (
+            sum_quarters(self.k, [self._dot(zero, quad[half], x[half]) for quad in codes])
+            for half in range(2)
+        )
+        return first, last
 
-def dot_rows(k: Builder, fmt: PanelFormat, rows: Sequence[Value], x: Value) -> Value:
-    """The dot products of one block of 16 rows as they lie in the file with `x` (32 bytes).
+    def _codes(self) -> list[unpack.Halves]:
+        return [self.fmt.unpack(quad, self.b) for quad in self.rows.quads]
 
-    Offset not included; lanes of the result are rows.
-    """
-    zero = k.const(i32.x(16), 0)
-    if fmt.bits == 4:
-        low, high = (_repeat(k, x.at(16 * half).load(i8.x(16)), 4) for half in range(2))
-        sums = []
-        for j in range(4):
-            packed = _join(
-                [rows[j + 4 * lane].at(fmt.quants_at).load(i8.x(16)) for lane in range(4)], k
-            )
-            acc = k.dot4(zero, packed & 15, low, fmt.u_max)
-            sums.append(k.dot4(acc, high_nibbles(packed), high, fmt.u_max))
-        return sum_quarters(k, sums)
-    both = _repeat(k, x.load(i8.x(32)), 2)
-    partial = []
-    for j in range(8):
-        # Vector j: rows r and r + 4, two 128-bit lanes each.
-        r = j % 4 + 8 * (j // 4)
-        pair = [rows[i].at(fmt.quants_at).load(i8.x(32)) for i in (r, r + 4)]
-        partial.append(k.dot4(zero, k.concat(*pair) ^ fmt.flip, both, fmt.u_max))
-    first, second = sum_quarters(k, partial[:4]), sum_quarters(k, partial[4:])
-    # Lanes of 128 bits: [rows 0-3 low half, rows 0-3 high half, rows 4-7 low, rows 4-7 high].
-    even = k.shuffle(first, second, [4 * q + i for q in (0, 2, 4, 6) for i in range(4)])
-    odd = k.shuffle(first, second, [4 * q + i for q in (1, 3, 5, 7) for i in range(4)])
-    return even + odd
+    def _x(self) -> list[Value]:
+        return [repeat(self.k, self.x.at(16 * half).load(i8.x(16)), 4) for half in range(2)]
 
-
-def row_scales(k: Builder, rows: Sequence[Value]) -> Value:
-    """The scales of one block of 16 rows in the file, f32."""
-    return _gather_halves(k, rows, 0).bits(f16.x(ROWS)).to(f32)
-
-
-def row_minimums(k: Builder, rows: Sequence[Value]) -> Value:
-    return _gather_halves(k, rows, 2).bits(f16.x(ROWS)).to(f32)
-
-
-def _gather_halves(k: Builder, rows: Sequence[Value], at: int) -> Value:
-    words = k.const(i16.x(ROWS), 0)
-    for index, row in enumerate(rows):
-        words = k.insert(words, index, row.at(at).load(i16))
-    return words
-
-
-def _join(parts: Sequence[Value], k: Builder) -> Value:
-    """Concatenate four vectors of 128 bits."""
-    return k.concat(k.concat(parts[0], parts[1]), k.concat(parts[2], parts[3]))
-
-
-def _repeat(k: Builder, v: Value, times: int) -> Value:
-    return k.shuffle(v, v, list(range(v.type.lanes)) * times)
-
-
-def _unpack(k: Builder, a: Value, b: Value, first: int) -> Value:
-    """[a0, b0, a1, b1] of dwords `first` and `first + 1` in every 128-bit lane."""
-    indices = [
-        4 * lane + first + i + 16 * side for lane in range(4) for i in (0, 1) for side in (0, 1)
-    ]
-    return k.shuffle(a, b, indices)
-
-
-def _unpack_pairs(k: Builder, a: Value, b: Value, which: int) -> Value:
-    """The same for 64-bit pairs of dwords: [a.pair, b.pair] in every 128-bit lane."""
-    indices = [
-        4 * lane + 2 * which + i + 16 * side
-        for lane in range(4) for side in (0, 1) for i in (0, 1)
-    ]  # fmt: skip
-    return k.shuffle(a, b, indices)
+    def _dot(self, acc: Value, codes: Value, x: Value) -> Value:
+        return self.k.dot4(acc, self.fmt.bytes(codes), x, self.fmt.u_max)
