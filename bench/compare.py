@@ -27,7 +27,7 @@ from rich.console import Console
 
 from bench.engines import EngineSpec, Plan, Worker, ignis_spec, llama_specs
 from bench.make_models import DEFAULT_SET, ensure_model
-from bench.report import Comparison, Figures, markdown, tables
+from bench.report import Comparison, Figures, footer, markdown, tables
 from ignis.errors import IgnisError
 from ignis.runtime.threads import available_threads
 
@@ -127,6 +127,8 @@ def main(
         print(markdown(comparisons, plan))
     else:
         console.print(*tables(comparisons, plan), sep="\n")
+    where = machine()
+    print(f"\n{where['processor']}, {where['cores']} cores, {where['date']}; {footer(comparisons)}")
     if svg_path:
         from bench.chart import draw
 

@@ -17,7 +17,7 @@ from ignis.runtime.work import StepSize, step_work
 
 
 class IgnisEngine:
-    """A model in the graph engine. With each measurement come the ceilings of that moment."""
+    """A model in the graph engine. It measures the machine's ceilings, too."""
 
     def __init__(
         self, path: str, n_threads: int, n_ctx: int, layout: str, n_prompt: int, n_decode: int
@@ -38,8 +38,8 @@ class IgnisEngine:
         return {"version": f"ignis {ignis.__version__}", "layout": engine.options.layout,
                 "work": work}  # fmt: skip
 
-    def extra(self) -> dict[str, Any]:
-        return {"ceilings": asdict(measure(self.n_threads))}
+    def ceilings(self) -> dict[str, float]:
+        return asdict(measure(self.n_threads))
 
     def clear(self) -> None:
         self._sequence.truncate(0)

@@ -45,8 +45,8 @@ class LlamaEngine:
     def about(self) -> dict[str, Any]:
         return {"version": f"llama-cpp-python {self._lib.__version__}"}
 
-    def extra(self) -> dict[str, Any]:
-        return {}
+    def ceilings(self) -> None:
+        return None
 
     def clear(self) -> None:
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from rich.table import Table
@@ -31,8 +31,8 @@ class Figures:
         """Add a turn, as the worker tells it."""
         self.prefill.append(plan.n_prompt / reply["prefill_s"])
         self.decode.append(plan.n_decode / reply["decode_s"])
-        if "ceilings" in reply:
-            self.ceilings.append(Ceilings(**reply["ceilings"]))
+        if found := [Ceilings(**ceilings) for ceilings in reply["ceilings"]]:
+            self.ceilings.append(highest(found))
 
     def rates(self, phase: str) -> list[float]:
         """Tokens/s of each turn."""
@@ -99,6 +99,28 @@ class Comparison:
         best = {phase: peer.label for phase in PHASES if (peer := self.best_peer(phase))}
         return {"model": self.model, "bytes": self.nbytes, "engines": engines, "best_peer": best,
                 "agreement": {k: round(v, 5) for k, v in self.agreement.items()}}
+
+
+def highest(found: Sequence[Ceilings]) -> Ceilings:
+    """The best of several measurements: what else runs on the machine only lowers them."""
+    return Ceilings(*map(max, *map(astuple, found))) if len(found) > 1 else found[0]
+
+
+def footer(comparisons: Sequence[Comparison]) -> str:
+    """The ceilings in the course of the run, as one line; empty where nobody measured them."""
+    found = [c for comparison in comparisons for f in comparison.engines for c in f.ceilings]
+    if not found:
+        return ""
+    spreads = [Spread.of(values) for values in zip(*map(astuple, found), strict=True)]
+    units = ("GB/s", "int8 GMAC/s", "f32 GMAC/s")
+    return "ceilings: " + ", ".join(
+        f"{_range(spread, 1 if unit == 'GB/s' else 0)} {unit}"
+        for spread, unit in zip(spreads, units, strict=True))
+
+
+def _range(spread: Spread, digits: int) -> str:
+    low, high = f"{spread.low:.{digits}f}", f"{spread.high:.{digits}f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def tables(comparisons: Sequence[Comparison], plan: Plan) -> Iterable[Table]:

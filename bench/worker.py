@@ -1,7 +1,7 @@
 """One engine in a process of its own: requests come as JSON lines on stdin, replies on stdout.
 
     {"do": "measure", "n_prompt": 512, "n_decode": 128, "min_seconds": 0.4}
-                                        -> {"prefill_s": ..., "decode_s": ..., ...}
+                                        -> {"prefill_s": ..., "decode_s": ..., "ceilings": [...]}
     {"do": "logits", "n_tokens": 16}    -> {"logits": base64 of little-endian f32}
 
 The first line is written when the engine is ready. Only the standard library is imported here, so
@@ -39,8 +39,8 @@ class Engine(Protocol):
     def logits(self) -> bytes:
         """The last token's logits, little-endian f32."""
 
-    def extra(self) -> dict[str, Any]:
-        """More to say with each measurement; called before it."""
+    def ceilings(self) -> dict[str, float] | None:
+        """What the machine can do now, where this engine can measure it."""
 
 
 def serve(open_engine: Callable[[], Engine]) -> None:
@@ -58,7 +58,10 @@ def serve(open_engine: Callable[[], Engine]) -> None:
         for line in sys.stdin:
             request = json.loads(line)
             if request.pop("do") == "measure":
-                reply({**engine.extra(), **measure(engine, **request)})
+                before = engine.ceilings()
+                seconds = measure(engine, **request)
+                found = [ceilings for ceilings in (before, engine.ceilings()) if ceilings]
+                reply({**seconds, "ceilings": found})
             else:
                 engine.clear()
                 engine.feed(token_ids(request["n_tokens"], engine.n_vocab))

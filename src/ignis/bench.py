@@ -22,11 +22,12 @@ import numpy.typing as npt
 
 from ignis.errors import UsageError
 from ignis.gguf import GGUFFile, open_gguf
+from ignis.graph.models import ModelConfig, build_graph
 from ignis.runtime.ceilings import Ceilings
+from ignis.runtime.work import StepSize, Work, step_work
 from ignis.sampling import RandomStream
 
 _SEED = 1       # of the prompt's ids: always the same
-_FLOAT_FORMATS = frozenset({"f32", "f16", "bf16"})      # all others multiply integers
 
 
 class TokenSequence(Protocol):
@@ -50,36 +51,17 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What one token costs, read off the file.
+class BenchWork:
+    """The work of a run: its prompt in one step, and the decode step in the middle."""
 
-    nbytes       weight bytes that decoding one token reads
-    int8_macs    multiply-adds of block-quantized weights for one prompt token
-    f32_macs     the same for F32, F16 and BF16 weights
-
-    Attention is not counted, nor are logits in a prompt (one row of many).
-    """
-
-    nbytes: int
-    int8_macs: int
-    f32_macs: int
+    prefill: Work
+    decode: Work
 
     @classmethod
-    def of(cls, file: GGUFFile) -> Work:
-        output = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
-        nbytes = int8_macs = f32_macs = 0
-        for name, tensor in file.tensors.items():
-            if name == "token_embd.weight" and name != output:
-                continue        # one row of it
-            nbytes += tensor.nbytes
-            if len(tensor.shape) < 2 or name == output:
-                continue
-            macs = int(np.prod(tensor.shape, dtype=np.int64))
-            if tensor.format.name in _FLOAT_FORMATS:
-                f32_macs += macs
-            else:
-                int8_macs += macs
-        return cls(nbytes, int8_macs, f32_macs)
+    def of(cls, file: GGUFFile, n_prompt: int, n_decode: int) -> BenchWork:
+        graph = build_graph(ModelConfig.from_gguf(file), file.tensors)
+        return cls(step_work(graph, StepSize(n_prompt)),
+                   step_work(graph, StepSize(1, n_prompt + n_decode // 2)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +113,7 @@ def run_bench(
     `ceilings` None leaves the shares out. Raises `UsageError` for a context that is too short.
     """
     with open_gguf(path) as file:
-        work = Work.of(file)
+        work = BenchWork.of(file, options.n_prompt, options.n_decode)
         n_vocab = len(file.metadata["tokenizer.ggml.tokens"])   # type: ignore[arg-type]
         architecture = file.require("general.architecture", str)
         n_context = file.get(f"{architecture}.context_length", 0)
@@ -180,16 +162,15 @@ class _Run:
         self.peak_memory_bytes = peak_memory_bytes()
 
     def result(
-        self, work: Work, ceilings: Ceilings | None, options: BenchOptions
+        self, work: BenchWork, ceilings: Ceilings | None, options: BenchOptions
     ) -> EngineResult:
         prefill = Spread.of([options.n_prompt / s for s in self.prefill_s])
         decode = Spread.of([options.n_decode / s for s in self.decode_s])
         bandwidth = arithmetic = None
         if ceilings is not None:
-            bandwidth = decode.median * work.nbytes / (ceilings.bandwidth_gb_s * 1e9)
-            ideal_s = (work.int8_macs / (ceilings.int8_gmac_s * 1e9)
-                       + work.f32_macs / (ceilings.f32_gmac_s * 1e9))
-            arithmetic = prefill.median * ideal_s
+            bandwidth = decode.median * work.decode.bandwidth_seconds(ceilings)
+            ideal_s = work.prefill.arithmetic_seconds(ceilings)
+            arithmetic = prefill.median / options.n_prompt * ideal_s
         return EngineResult(
             self.engine, options.n_prompt, options.n_decode, prefill, decode, self.compile_s,
             statistics.median(self.prefill_s), self.model.report.arena_nbytes,

@@ -24,10 +24,10 @@ class FakeEngine:
         more = {"work": {"prefill": work, "decode": work}}
         return {"version": "fake 1", **(more if self.kind == "own" else {})}
 
-    def extra(self):
+    def ceilings(self):
         if self.kind != "own":
-            return {}
-        return {"ceilings": {"bandwidth_gb_s": 100.0, "int8_gmac_s": 1000.0, "f32_gmac_s": 50.0}}
+            return None
+        return {"bandwidth_gb_s": 100.0, "int8_gmac_s": 1000.0, "f32_gmac_s": 50.0}
 
     def clear(self):
         self.ids = []

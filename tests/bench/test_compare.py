@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from bench import compare as comparing
 from bench.compare import as_json, compare
 from bench.engines import EngineSpec, Plan, Worker, WorkerError, llama_specs
-from bench.report import Comparison, Figures, markdown, tables
+from bench.report import Comparison, Figures, footer, markdown, tables
 from bench.worker import measure
 
 PLAN = Plan(n_threads=1, n_prompt=16, n_decode=4, n_repeats=2, min_seconds=0)
@@ -57,6 +57,7 @@ def test_report_is_json_with_every_turn(comparison):
 
 def test_tables_have_a_row_a_model(comparison):
     text = markdown([comparison[0]], PLAN)
+    assert footer([comparison[0]]) == "ceilings: 100.0 GB/s, 1000 int8 GMAC/s, 50 f32 GMAC/s"
     lines = text.splitlines()
     assert lines[0] == "| prefill | Ignis | of arithmetic | fast | slow | ratio |"
     assert all(line.count("|") == 7 for line in lines if line) and " x (" in lines[2]
@@ -70,9 +71,11 @@ def test_shares_and_ratios_are_of_the_same_turn():
     for slowness in (1.0, 4.0, 2.0):     # the machine, for all engines and ceilings alike
         ceilings = {"bandwidth_gb_s": 10 / slowness, "int8_gmac_s": 40 / slowness,
                     "f32_gmac_s": 1.0}
-        own.add({"prefill_s": 0.05 * slowness, "decode_s": 0.5 * slowness, "ceilings": ceilings},
-                PLAN)
-        peer.add({"prefill_s": 0.1 * slowness, "decode_s": 1.5 * slowness}, PLAN)
+        # Before and after; what disturbs the measuring only lowers it.
+        disturbed = {name: 0.7 * value for name, value in ceilings.items()}
+        own.add({"prefill_s": 0.05 * slowness, "decode_s": 0.5 * slowness,
+                 "ceilings": [disturbed, ceilings]}, PLAN)
+        peer.add({"prefill_s": 0.1 * slowness, "decode_s": 1.5 * slowness, "ceilings": []}, PLAN)
     result = Comparison("m", 1, [own, peer])
     assert result.ratio(own, "prefill").low == result.ratio(own, "prefill").high == 2
     assert result.ratio(own, "decode").median == pytest.approx(3)

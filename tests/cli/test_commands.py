@@ -21,6 +21,7 @@ from ignis.cli.progress import TerminalProgress
 from ignis.errors import UsageError
 from ignis.gguf import GGUFWriter, open_gguf
 from tests.cli.conftest import FAKE
+from tests.random_models import write_random_model
 
 CEILINGS = SimpleNamespace(bandwidth_gb_s=10.0, int8_gmac_s=100.0, f32_gmac_s=20.0)
 
@@ -124,6 +125,12 @@ def test_progress_on_a_terminal_draws_a_bar_and_removes_it(monkeypatch, capsys):
 # ---------------------------------------------------------------------------------- bench
 
 
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """A file with all weights of a model: the work of a step is counted from its graph."""
+    return write_random_model(tmp_path_factory.mktemp("bench") / "m.gguf", n_ctx=128)
+
+
 class FakeSequence:
     """Counts what it is fed; the clock is its own."""
 
@@ -156,40 +163,42 @@ def engines(monkeypatch, models):
     return log
 
 
-def test_engines_take_turns(engines, model):
-    bench.run_bench(model, bench.BenchOptions(n_prompt=8, n_decode=1, n_repeat=2), None)
+def test_engines_take_turns(engines, complete):
+    bench.run_bench(complete, bench.BenchOptions(n_prompt=8, n_decode=1, n_repeat=2), None)
     assert [engine for engine, what in engines if what == "truncate"] == [
         "imperative", "graph",          # the warm-up
         "graph", "imperative", "imperative", "graph"]
 
 
-def test_figures_are_tokens_over_seconds_and_shares_of_the_ceilings(engines, model):
+def test_figures_are_tokens_over_seconds_and_shares_of_the_ceilings(engines, complete):
     result, = bench.run_bench(
-        model, bench.BenchOptions(("graph",), n_prompt=10, n_decode=4, n_repeat=3), CEILINGS)
+        complete, bench.BenchOptions(("graph",), n_prompt=10, n_decode=4, n_repeat=3), CEILINGS)
     found = bench.as_json([result], CEILINGS)
     assert found["prefill"] == {"tokens": 10, "tok_s": 20.0, "min": 20.0, "max": 20.0}
     assert found["decode"]["tok_s"] == 10.0
     assert found["first_token_s"] == 0.5 and found["arena_bytes"] == 1024
     assert found["peak_memory_bytes"] > 1 << 20
-    work = bench.Work.of(open_gguf(model))
-    # The embedding is not read whole, as there is an output matrix; logits are not in a prompt.
-    assert work == bench.Work(nbytes=101 * 68 + 256, int8_macs=96 * 64, f32_macs=0)
-    assert result.bandwidth_share == pytest.approx(10 * work.nbytes / 10e9)
-    assert result.arithmetic_share == pytest.approx(20 * work.int8_macs / 100e9)
+    with open_gguf(complete) as file:
+        work = bench.BenchWork.of(file, 10, 4)
+    assert work.decode.kv_nbytes == 2 * 2 * (12 + 1) * 2 * 32 * 2   # in the middle of the run
+    assert result.bandwidth_share == pytest.approx(10 * work.decode.nbytes / 10e9)
+    assert result.arithmetic_share == pytest.approx(
+        2 * (work.prefill.int8_macs / 100e9 + work.prefill.f32_macs / 20e9))
     assert found["ceilings"]["bandwidth_gb_s"] == 10.0
 
 
-def test_several_engines_are_keyed_by_name_and_tabulated(engines, model):
-    results = bench.run_bench(model, bench.BenchOptions(n_prompt=8, n_decode=2, n_repeat=1), None)
+def test_several_engines_are_keyed_by_name_and_tabulated(engines, complete):
+    options = bench.BenchOptions(n_prompt=8, n_decode=2, n_repeat=1)
+    results = bench.run_bench(complete, options, None)
     assert list(bench.as_json(results, None)["engines"]) == ["graph", "imperative"]
     lines = table(results, CEILINGS)
     assert lines[0].split() == ["graph", "imperative"] and lines[1].startswith("prefill 8, tok/s")
     assert lines[-1] == "ceilings: 10.0 GB/s, 100.0 int8 GMAC/s, 20.0 f32 GMAC/s"
 
 
-def test_a_bench_longer_than_the_context_names_both(engines, model):
+def test_a_bench_longer_than_the_context_names_both(engines, complete):
     with pytest.raises(UsageError, match="got 640, wanted at most 128"):
-        bench.run_bench(model, bench.BenchOptions(), None)
+        bench.run_bench(complete, bench.BenchOptions(), None)
 
 
 def test_the_prompt_is_the_same_in_every_run():

@@ -44,7 +44,7 @@ def test_json_has_both_phases_and_shares_that_add_up(profiled):
 def test_table_names_steps_by_op_and_weight(profiled):
     code, captured = profiled("--tokens", "12")
     assert code == 0
-    for label in ("matmul ffn_down", "logits token_embd", "attention", "embed"):
+    for label in ("matmul ffn_down", "logits token_embd", "atten", "embed"):
         assert any(line.startswith(label) for line in captured.out.splitlines()), label
     assert "prefill: 12 tokens behind 0" in captured.out
     assert "decode: 1 tokens behind 12" in captured.out
