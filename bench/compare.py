@@ -121,7 +121,7 @@ def main(
                 if json_path:  # after every model: a long run may be cut short
                     json_path.write_text(json.dumps(as_json(comparisons, plan), indent=1) + "\n")
     except (IgnisError, OSError) as error:
-        errors.print(f"error: {error}", markup=False, highlight=False)
+        click.echo(f"error: {error}", err=True)
         sys.exit(1)
     if as_markdown:
         print(markdown(comparisons, plan))

@@ -67,7 +67,9 @@ def serve(open_engine: Callable[[], Engine]) -> None:
                 engine.feed(token_ids(request["n_tokens"], engine.n_vocab))
                 reply({"logits": base64.b64encode(engine.logits()).decode()})
     except Exception as error:
-        reply({"error": f"{type(error).__name__}: {error}"})
+        # Those raised on purpose say all; a bug's message needs its type.
+        on_purpose = isinstance(error, RuntimeError) or type(error).__module__ != "builtins"
+        reply({"error": str(error) if on_purpose else f"{type(error).__name__}: {error}"})
         sys.exit(1)
 
 

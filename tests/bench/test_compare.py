@@ -103,7 +103,7 @@ def wait_for(condition):
 
 
 def test_failures_name_the_engine_and_the_reason():
-    with pytest.raises(WorkerError, match="peer: RuntimeError: no such model"):
+    with pytest.raises(WorkerError, match="peer: no such model"):
         Worker(fake("peer", "broken"))
     with (Worker(fake("peer", "crash")) as worker,
           pytest.raises(WorkerError, match="ended with code 7: got Segmentation fault")):
@@ -152,4 +152,4 @@ def test_command_writes_report_and_table(monkeypatch, tmp_path):
     monkeypatch.setattr(comparing, "llama_specs", lambda *_: [fake("llama.cpp", "broken")])
     result = CliRunner().invoke(comparing.main, arguments)
     assert result.exit_code == 1
-    assert "error: llama.cpp: RuntimeError: no such model" in result.output
+    assert "error: llama.cpp: no such model" in result.output
