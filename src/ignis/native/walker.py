@@ -53,9 +53,14 @@ _MXCSR_DEFAULT = 0x1F80
 
 
 def emit_walker(module: ir.Module, target: Target) -> None:
-    """Define `run_plan(ptr team)` and `team_worker(ptr team, i64 index)`."""
+    """Define `run_plan(ptr team)` and `team_worker(ptr team, i64 index)`.
+
+    And `enter_float_mode(ptr saved)` and `leave_float_mode(ptr saved)`, for the little that NumPy
+    computes on the way to a logit; `saved` is an i64 that the caller keeps in between.
+    """
     _emit_run(module, target)
     _emit_worker(module, target)
+    _emit_float_mode(module, target)
 
 
 def _emit_run(module: ir.Module, target: Target) -> None:
@@ -74,6 +79,16 @@ def _emit_worker(module: ir.Module, target: Target) -> None:
         seen.set(seen.get() + 1)
         for _ in k.when(k.load_acquire(team.at(STOP), i64) == 0):
             _walk(k, team, index)
+    k.ret()
+
+
+def _emit_float_mode(module: ir.Module, target: Target) -> None:
+    k, (saved,) = new_function(module, target, "enter_float_mode", (ptr,))
+    mode = _set_float_mode(k)
+    saved.store(mode.load(i32) if target.is_x86 else mode)
+    k.ret()
+    k, (saved,) = new_function(module, target, "leave_float_mode", (ptr,))
+    _restore_float_mode(k, saved if target.is_x86 else saved.load(i64))
     k.ret()
 
 

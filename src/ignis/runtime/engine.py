@@ -70,6 +70,7 @@ class EngineOptions:
     layout: str  # "mapped" or "packed"
     target: Target
     objects: ObjectCache
+    reuse_memory: bool = True  # else every value has a place of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class NativeEngine:
         timetable = schedule(launches, single=n_tokens == 1 and n_logits == 1)
         memory_plan = plan_memory(
             self.graph, n_tokens, n_logits, outputs_in_arena=False,
-            timing=timing_of(self.graph, launches, timetable),
+            reuse=self.options.reuse_memory, timing=timing_of(self.graph, launches, timetable),
         )  # fmt: skip
         return timetable, memory_plan
 
@@ -190,10 +191,13 @@ class NativeEngine:
                 raise UsageError(f"the step does not continue slot {slot}", got=position,
                                  wanted=expected.get(slot, "a slot of this engine"))  # fmt: skip
             expected[slot] = position + 1
+        self.cache.begin_step()
         for slot in set(batch.slots):
             self.cache.reserve(slot, expected[slot])
             for table in self._rope_tables.values():
-                table.reserve(expected[slot])
+                if table.n_filled < expected[slot]:
+                    with self.team.float_mode():
+                        table.reserve(expected[slot])
 
     def _bucket(self, n_tokens: int, n_logits: int) -> _Bucket:
         key = (
@@ -201,7 +205,8 @@ class NativeEngine:
             next(size for size in _LOGIT_BUCKETS if size >= n_logits),
         )
         if key not in self._buckets:
-            self._buckets[key] = self._build(*key)
+            with self.team.float_mode():  # numbers are rounded to f32 arguments
+                self._buckets[key] = self._build(*key)
         return self._buckets[key]
 
     def _build(self, n_tokens: int, n_logits: int) -> _Bucket:

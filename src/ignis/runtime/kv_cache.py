@@ -68,6 +68,10 @@ class KVCache:
         """Clear the counters after a step that was broken off."""
         self._arrived.bytes[:] = 0
 
+    def begin_step(self) -> None:
+        """Set the counters to zero: a step that Ctrl-C ended has left them where they were."""
+        self._arrived.bytes[:] = 0
+
     @property
     def position_nbytes(self) -> int:
         """What one position costs, all layers together."""

@@ -29,6 +29,11 @@ class RopeTable:
     def address(self) -> int:
         return self._memory.address
 
+    @property
+    def n_filled(self) -> int:
+        """Positions whose rows are there."""
+        return self._filled
+
     def reserve(self, n_positions: int) -> None:
         """Compute the rows of positions below `n_positions`."""
         while self._filled < n_positions:

@@ -6,11 +6,13 @@ done, or raises KeyboardInterrupt soon after Ctrl-C.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,8 @@ class ThreadTeam:
         worker_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
         self._run_plan = run_type(library.address("run_plan"))
         self._worker = worker_type(library.address("team_worker"))
+        self._enter_float_mode = run_type(library.address("enter_float_mode"))
+        self._leave_float_mode = run_type(library.address("leave_float_mode"))
         # A page and a bit apart: streams a power of two apart share cache sets.
         self._stride = align(scratch_nbytes, 4096) + 4096 + 192
         self._scratch = Memory(self._stride * n_threads)
@@ -73,6 +77,16 @@ class ThreadTeam:
                 self._run_plan(self._block.address)
             if abort[0]:
                 raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def float_mode(self) -> Iterator[None]:
+        """While the body runs, this thread rounds as native steps do, whatever others have set."""
+        saved = ctypes.c_int64()
+        self._enter_float_mode(ctypes.addressof(saved))
+        try:
+            yield
+        finally:
+            self._leave_float_mode(ctypes.addressof(saved))
 
     def close(self) -> None:
         self._finalizer()
