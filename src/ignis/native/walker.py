@@ -41,7 +41,7 @@ SCRATCH_STRIDE = 416  # i64, bytes
 SPIN = 424  # i64: rounds at a barrier before sleeping
 SPIN_JOB = 432  # i64: rounds between steps before sleeping
 SYSCALL = 440  # address of libc's syscall(), zero where there is none
-TIMES = 448  # address of an i64 [record] of cycle counts, zero: not profiling
+TIMES = 448  # address of i64 [record][2], cycles at work and at the barrier; zero: not profiling
 TEAM_NBYTES = 512
 
 RECORD_NBYTES = 64
@@ -102,13 +102,17 @@ def _walk(k: LlvmBuilder, team: Value, index: Value) -> None:
         started = _cycles(k)
         for _ in k.when(k.load_acquire(team.at(ABORT), i64) == 0):
             _run_record(k, team, record, index, n_threads, scratch)
+        done = _cycles(k)
+        waited = k.var(k.const(i64, 0))
         for _ in k.when((n_threads > 1) & (record.at(56).load(i64) != 0)):
             _barrier(k, team, n_threads)
+            waited.set(_cycles(k) - done)
         times = team.at(TIMES).load(ptr)
         for _ in k.when(k.not_null(times)):
             for _ in k.when(index == 0):
-                cell = times.at(i * 8)
-                cell.store(cell.load(i64) + _cycles(k) - started)
+                cell = times.at(i * 16)
+                cell.store(cell.load(i64) + done - started)
+                cell.at(8).store(cell.at(8).load(i64) + waited.get())
     _restore_float_mode(k, saved)
 
 

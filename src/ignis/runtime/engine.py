@@ -160,14 +160,17 @@ class NativeEngine:
         )  # fmt: skip
         return timetable, memory_plan
 
-    def profile(self, batch: StepBatch) -> list[tuple[Launch, int]]:
-        """Run a step and return the cycles of each launch."""
+    def profile(self, batch: StepBatch) -> list[tuple[Launch, int, int]]:
+        """Run a step; thread 0's cycles at work and at the barrier behind, for each launch."""
         self._admit(batch)
         bucket = self._bucket(len(batch.ids), len(batch.logit_rows))
         bucket.plan.set_counts(self.tables.fill(batch))
-        times = np.zeros(len(bucket.launches), np.int64)
+        times = np.zeros((len(bucket.launches), 2), np.int64)
         self.team.run(bucket.plan.records, times)
-        return list(zip(bucket.launches, times.tolist(), strict=True))
+        return [
+            (launch, work, wait)
+            for launch, (work, wait) in zip(bucket.launches, times.tolist(), strict=True)
+        ]
 
     def _run(self, bucket: _Bucket) -> None:
         self.team.run(bucket.plan.records)

@@ -1,7 +1,7 @@
 """Where the time of a step goes: each launch timed natively, grouped by what it computes.
 
-The walker adds up cycles a record on thread 0. Waiting for the other threads counts for the launch
-in front of the barrier, which need not be the slow one.
+The walker adds up cycles a record on thread 0, at work and at the barrier behind it. Waiting for
+the other threads makes a group of its own: it says how evenly the work was divided.
 
 Cycles become seconds by the clock: a run as the caller sees it takes a little longer than the
 cycles inside, so the smallest ratio of the two over all runs is the length of a cycle.
@@ -94,7 +94,7 @@ def profile_engine(
 @dataclass(frozen=True, slots=True)
 class _Run:
     launches: Sequence[Launch]
-    cycles: NDArray[np.int64]
+    cycles: NDArray[np.int64]  # [launch][2]: at work, at the barrier behind
 
 
 class _Recorder:
@@ -110,12 +110,12 @@ class _Recorder:
         started = time.perf_counter()
         timed = self._engine.profile(batch)
         seconds = time.perf_counter() - started
-        cycles = np.array([cycles for _, cycles in timed], np.int64)
+        cycles = np.array([(work, wait) for _, work, wait in timed], np.int64)
         if cycles.sum() == 0:
             raise UsageError("no cycle counter on this processor", where="profile",
                              wanted="an x86-64 processor")  # fmt: skip
         self.seconds_a_cycle = min(self.seconds_a_cycle, seconds / float(cycles.sum()))
-        return _Run([launch for launch, _ in timed], cycles)
+        return _Run([launch for launch, _, _ in timed], cycles)
 
 
 def _batch(size: StepSize, n_vocab: int) -> StepBatch:
@@ -129,7 +129,10 @@ def _grouped(runs: Sequence[_Run], size: StepSize, seconds_a_cycle: float) -> It
     """Groups by descending time; a launch's time is its median over the runs."""
     medians = np.median(np.stack([run.cycles for run in runs]), axis=0)
     groups: dict[tuple[str, str], StepGroup] = {}
-    for launch, cycles in zip(runs[0].launches, medians.tolist(), strict=True):
+    waiting = StepGroup("barriers", "")
+    for launch, (cycles, wait) in zip(runs[0].launches, medians.tolist(), strict=True):
+        waiting.n_launches += wait > 0
+        waiting.seconds += wait * seconds_a_cycle
         key = (launch_label(launch), launch.kernel.name)
         group = groups.setdefault(key, StepGroup(*key))
         group.n_launches += 1
@@ -138,6 +141,8 @@ def _grouped(runs: Sequence[_Run], size: StepSize, seconds_a_cycle: float) -> It
         op = launch.computes
         if op is not None and not launch.writes.isdisjoint(op.results):
             group.work += operation_work(op, size)
+    if waiting.n_launches:
+        groups["barriers", ""] = waiting
     return sorted(groups.values(), key=lambda group: -group.seconds)
 
 

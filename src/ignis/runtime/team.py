@@ -59,7 +59,8 @@ class ThreadTeam:
         self._finalizer = weakref.finalize(self, _stop, self._block, self._run_plan, self._workers)
 
     def run(self, records: NDArray[np.int64], times: NDArray[np.int64] | None = None) -> None:
-        """Run the records ([n, 8] int64); `times` (int64 [n]) collects cycles a record.
+        """Run the records ([n, 8] int64); `times` (int64 [n, 2]) collects
+        thread 0's cycles at work and at the barrier, a record.
 
         Raises: KeyboardInterrupt soon after Ctrl-C; UsageError after `close`.
         """
