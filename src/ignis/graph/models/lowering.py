@@ -1,0 +1,161 @@
+"""A model's tensors to a graph, every tensor checked before it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from ignis.errors import ModelFileError, UnsupportedModelError
+from ignis.graph.ir import Builder, Graph, TensorType, Value
+from ignis.graph.ir.types import A8_BLOCK, BLOCK_FORMATS, WEIGHT_FORMATS
+
+if TYPE_CHECKING:
+    from ignis.graph.models.config import ModelConfig
+
+_UNUSED_BY_DESIGN = ("attn_rot_embd",)
+"""Tensors of old converters that hold what rope computes."""
+
+
+class Format(Protocol):
+    """How a tensor's elements are stored."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Tensor(Protocol):
+    """What lowering needs to know of a tensor: rows first, then the contiguous axis."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def format(self) -> Format: ...
+
+
+Constants: TypeAlias = "Callable[[str], float | None]"
+"""The number that all elements of an f32 vector are, by name; None where they differ."""
+
+
+def _nothing_known(name: str) -> None:
+    return None
+
+
+class Lowering:
+    """A graph being built for one model: the builder `b`, and its weights by GGUF name."""
+
+    def __init__(
+        self, config: ModelConfig, tensors: Mapping[str, Tensor], constant: Constants
+    ) -> None:
+        self.config, self.b = config, Builder()
+        self._tensors, self._constant = tensors, constant
+        self._used: set[str] = set()
+
+    def weight(self, name: str, shape: tuple[int, ...], formats: tuple[str, ...]) -> Value:
+        """The weight of that name, or ModelFileError where it is missing or misshapen."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            wanted = f"{formats[0] if len(formats) == 1 else 'a weight'}{list(shape)}"
+            raise ModelFileError(f"tensor {name} is missing", where=self.source, wanted=wanted)
+        if tuple(tensor.shape) != shape:
+            raise ModelFileError(
+                f"tensor {name} has the wrong shape",
+                where=self.source,
+                got=list(tensor.shape),
+                wanted=list(shape),
+            )
+        if tensor.format.name not in formats:
+            raise UnsupportedModelError(
+                f"tensor {name} has an unsupported type",
+                where=self.source,
+                got=tensor.format.name,
+                wanted=" or ".join(formats),
+            )
+        self._used.add(name)
+        is_vector = len(shape) == 1 and tensor.format.name == "f32"
+        splat = self._constant(name) if is_vector else None
+        return self.b.weight(name, TensorType(tensor.format.name, shape), splat)
+
+    def matrix(self, name: str, n_outputs: int, n_inputs: int) -> Value:
+        """A weight matrix [N, K] of any format that matmuls read."""
+        value = self.weight(name, (n_outputs, n_inputs), WEIGHT_FORMATS)
+        if value.type.dtype in BLOCK_FORMATS and n_inputs % A8_BLOCK:
+            raise ModelFileError(
+                f"tensor {name} has rows that are not whole blocks",
+                where=self.source,
+                got=n_inputs,
+                wanted=f"a multiple of {A8_BLOCK}",
+            )
+        return value
+
+    def linear(
+        self, x: Value, name: str, n_outputs: int, *, needs_bias: bool = False
+    ) -> Value:
+        """x times the weight `name`.weight, plus `name`.bias where there is one."""
+        n_inputs = x.type.shape[1]
+        assert isinstance(n_inputs, int)
+        weight = self.matrix(f"{name}.weight", n_outputs, n_inputs)
+        bias = None
+        if needs_bias or f"{name}.bias" in self._tensors:
+            bias = self.weight(f"{name}.bias", (n_outputs,), ("f32",))
+        return self.b.matmul(x, weight, bias=bias)
+
+    def norm(self, x: Value, name: str) -> Value:
+        """RMSNorm by `name`.weight, as the two ops it consists of."""
+        gain = self.weight(f"{name}.weight", (self.config.n_embd,), ("f32",))
+        return self.b.scale(self.b.normalize(x, eps=self.config.norm_eps), gain)
+
+    def rope(self, x: Value) -> Value:
+        """Rotate the heads of q or k, by the file's frequency factors where it has them."""
+        c, factors = self.config, None
+        if "rope_freqs.weight" in self._tensors:
+            factors = self.weight("rope_freqs.weight", (c.rope_dim // 2,), ("f32",))
+        return self.b.rope(
+            x,
+            factors=factors,
+            style=c.rope_style,
+            head_dim=c.head_dim,
+            n_rot=c.rope_dim,
+            base=c.rope_base,
+        )
+
+    def finish(self, output: Value) -> Graph:
+        """The graph, once every tensor of the file has found its place in it."""
+        for name in self._tensors:
+            if name not in self._used and not any(part in name for part in _UNUSED_BY_DESIGN):
+                raise UnsupportedModelError(
+                    f"tensor {name} has no place in architecture {self.config.architecture}",
+                    where=self.source,
+                    hint="the model has a part that Ignis does not know",
+                )
+        return self.b.finish(output)
+
+    @property
+    def source(self) -> str:
+        """The file, for errors."""
+        return self.config.source
+
+
+def build_graph(
+    config: ModelConfig, tensors: Mapping[str, Tensor], constant: Constants = _nothing_known
+) -> Graph:
+    """Lower a model to its plainest graph: f32 embedding rows `%x` [T, D] to logits [R, V].
+
+    `constant` may look into vectors, so that fold_constants can drop those that change nothing.
+
+    Raises: ModelFileError for a tensor that is missing or misshapen, UnsupportedModelError for
+    an architecture, tensor type or tensor that cannot be run.
+    """
+    from ignis.graph.models.registry import find_architecture  # it imports the architectures
+
+    architecture = find_architecture(config.architecture, config.source)
+    m = Lowering(config, tensors, constant)
+    embedding = m.matrix("token_embd.weight", config.n_vocab, config.n_embd)
+    x = m.b.input("x", TensorType("f32", ("T", config.n_embd)))
+    for i in range(config.n_layers):
+        x = architecture.layer(m, i, x)
+    x = m.norm(x, "output_norm")
+    if config.tied_output:
+        output = embedding
+    else:
+        output = m.matrix("output.weight", config.n_vocab, config.n_embd)
+    return m.finish(m.b.logits(x, output))
