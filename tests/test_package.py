@@ -12,7 +12,7 @@ from tests.conftest import REPOSITORY
 def test_the_package_is_pure_python():
     files = [p for p in (REPOSITORY / "src" / "ignis").rglob("*") if p.is_file()
              and "__pycache__" not in p.parts]
-    assert {p.name for p in files if p.suffix != ".py"} <= {"py.typed"}
+    assert {p.name for p in files if p.suffix != ".py"} <= {"py.typed", "page.html"}
 
 
 def test_every_public_name_is_there():

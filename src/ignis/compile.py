@@ -133,7 +133,7 @@ def compile_model(
         layout = choose_layout(weights, packed_tensors(graph))
         options = EngineOptions(
             n_threads, n_ctx, n_slots, layout, target or settings_target(settings),
-            ObjectCache(settings.objects_dir),
+            ObjectCache(settings.objects_dir), "plan_memory" not in disabled_passes,
         )  # fmt: skip
         kind = NativeEngine if engine == "graph" else ImperativeEngine
         runner = kind(file, config, graph, options)

@@ -22,6 +22,7 @@ _COMMANDS = {
     "run": "answer a prompt, or chat",
     "info": "what a model file holds and needs",
     "bench": "measure the engines",
+    "compile": "what the compiler makes of a model",
     "profile": "where the time of a step goes",
     "tokenize": "text to token ids",
     "pull": "fetch a model",

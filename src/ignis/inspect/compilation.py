@@ -79,6 +79,7 @@ class Compilation:
     naive: Graph
     passes: tuple[PassSnapshot, ...]
     verified: bool
+    reuse: bool  # plan_memory is on
     seconds: float
     _plans: dict[tuple[int, int], StepPlan] = field(default_factory=dict, repr=False)
 
@@ -105,7 +106,7 @@ class Compilation:
         timetable = schedule(launches, single=n_tokens == 1 and n_logits == 1)
         memory = plan_memory(
             self.graph, n_tokens, n_logits, outputs_in_arena=False,
-            timing=timing_of(self.graph, launches, timetable),
+            reuse=self.reuse, timing=timing_of(self.graph, launches, timetable),
         )  # fmt: skip
         seconds = time.perf_counter() - started
         if self.verified:
@@ -165,4 +166,5 @@ def inspect_graph(
     for report, before, behind in zip(reports, [naive, *after], after, strict=False):
         snapshots.append(PassSnapshot(report, before, behind))
     verify(graph, legalized=True)
-    return Compilation(config, embedding, layout, naive, tuple(snapshots), check, seconds)
+    reuse = "plan_memory" not in disabled
+    return Compilation(config, embedding, layout, naive, tuple(snapshots), check, reuse, seconds)

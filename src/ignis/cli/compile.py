@@ -1,0 +1,121 @@
+"""`ignis compile`: what the compiler makes of a model, stage by stage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ignis.cli.options import json_option, quiet_option, tell, threads_option
+from ignis.errors import UsageError
+
+if TYPE_CHECKING:
+    from ignis.inspect import Compilation
+
+_NAIVE = "lowering"  # as if it were a pass: the graph before all of them
+
+
+@click.command("compile", short_help="what the compiler makes of a model")
+@click.argument("model", metavar="MODEL")
+@click.option("--dump-after", metavar="PASS",
+              help="Print the graph behind PASS as text; `lowering`: before all passes.")
+@click.option("--emit", type=click.Choice(["llvm", "asm"]),
+              help="Print each kernel's Python source and the code it becomes.")
+@click.option("--kernel", metavar="NAME", help="With --emit: only this kernel.")
+@click.option("--dot", "as_dot", is_flag=True, help="Print the final graph for Graphviz.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write one self-contained page: graphs, rewrites, memory, steps, code.")
+@click.option("--profile", "with_profile", is_flag=True,
+              help="With --html: run the model, and show the time of each step.")
+@click.option("--disable", multiple=True, metavar="PASS", help="Leave PASS out; may be repeated.")
+@click.option("--verify", "check", is_flag=True,
+              help="Check every rule before and after every pass, and of every plan.")
+@click.option("--weights", type=click.Choice(["packed", "mapped"]), default="packed",
+              show_default=True, help="The layout of weights to plan for.")
+@threads_option
+@json_option
+@quiet_option
+def compile(  # noqa: A001 - the command's name
+    model: str, dump_after: str | None, emit: str | None, kernel: str | None, as_dot: bool,
+    html: Path | None, with_profile: bool, disable: tuple[str, ...], check: bool, weights: str,
+    threads: int | None, as_json: bool, quiet: bool,
+) -> None:
+    """Show how MODEL is compiled: passes, plans and code. Nothing is run, unless --profile.
+
+    MODEL is a GGUF file or a name as for `ignis pull`.
+    """
+    from ignis import hub
+    from ignis.cli.progress import TerminalProgress
+    from ignis.gguf import open_gguf
+    from ignis.inspect import inspect_model
+    from ignis.inspect.dot import dot
+    from ignis.inspect.report import report, text_lines
+    from ignis.settings import Settings
+
+    if kernel is not None and emit is None:
+        raise UsageError("--kernel names whose code is shown", hint="add --emit asm or --emit llvm")
+    if with_profile and html is None:
+        raise UsageError("--profile goes into the page", hint="add --html, or see `ignis profile`")
+    settings = Settings.from_env()
+    path = hub.resolve(model, settings, TerminalProgress(quiet, mention_present=False))
+    with open_gguf(path) as file:
+        compilation = inspect_model(file, disabled=disable, check=check, layout=weights)
+    if dump_after is not None:
+        click.echo(_dump(compilation, dump_after), nl=False)
+    elif emit is not None:
+        _emit(compilation, emit, kernel)
+    elif as_dot:
+        click.echo(dot(compilation.graph), nl=False)
+    elif html is not None:
+        _write_page(compilation, html, path if with_profile else None, threads, weights)
+        tell(f"wrote {html} ({html.stat().st_size / 1024:.0f} KiB)", quiet)
+    elif as_json:
+        click.echo(json.dumps(report(compilation), indent=2))
+    else:
+        click.echo("\n".join(text_lines(report(compilation))))
+
+
+def _dump(compilation: Compilation, name: str) -> str:
+    """The graph behind a pass as text."""
+    from ignis.graph.ir import print_graph
+    from ignis.graph.passes import PIPELINE
+
+    if name == _NAIVE:
+        return print_graph(compilation.naive)
+    for snapshot in compilation.passes:
+        if snapshot.report.name == name:
+            return print_graph(snapshot.after)
+    known = [_NAIVE, *(step.name for step in PIPELINE)]
+    what = "this pass is switched off" if name in known else "no such pass"
+    raise UsageError(what, got=name, wanted=" or ".join(known))
+
+
+def _emit(compilation: Compilation, form: str, name: str | None) -> None:
+    from ignis.compile import settings_target
+    from ignis.inspect.code import find_kernels, kernel_code
+    from ignis.settings import Settings
+
+    target = settings_target(Settings.from_env())
+    for kernel in find_kernels(compilation.kernels(), name):
+        shown = kernel_code(kernel, target, form)
+        click.echo(f"# {shown.symbol}: {shown.file}, line {shown.line}\n\n{shown.source}")
+        mark = "#" if form == "asm" else ";"
+        click.echo(f"{mark} {form} for {target.cpu}\n\n{shown.code}")
+
+
+def _write_page(
+    compilation: Compilation, html: Path, profiled: Path | None, threads: int | None, weights: str
+) -> None:
+    from ignis.compile import settings_target
+    from ignis.inspect.page import write_page
+    from ignis.settings import Settings
+
+    settings = Settings.from_env()
+    profile = None
+    if profiled is not None:
+        from ignis.inspect.timing import profile_model
+
+        profile = profile_model(profiled, settings, threads, weights)
+    write_page(compilation, html, settings_target(settings), profile)

@@ -1,0 +1,196 @@
+"""One self-contained web page of a compilation: no network, no library, works from a file.
+
+`page_data` gathers what the page shows; `page.html` beside this file draws it. What comes from a
+model reaches the page as JSON and is only ever set as text, never as markup.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ignis.errors import UsageError
+from ignis.graph.ir import Graph, Operation, Value
+from ignis.graph.ir.printer import print_operation
+from ignis.graph.passes.memory_plan import Timing, lives_of, replaceable
+from ignis.inspect.code import kernel_code
+from ignis.inspect.compilation import Compilation, PassSnapshot, StepPlan
+from ignis.inspect.layers import by_layer, layers_of, rewrites
+from ignis.inspect.report import pass_doc, plan_data, report
+from ignis.runtime.launches import Launch
+from ignis.runtime.profile import launch_label
+from ignis.runtime.work import StepSize, Work, operation_work
+from ignis.target import Target
+
+SHOWN_LAYER = 0
+_PLANS = ((1, 1, 512), (128, 1, 0), (512, 1, 0))  # T, R, and positions already in the cache
+_DATA_MARK = '"the data goes here"'
+
+
+def write_page(
+    compilation: Compilation, path: Path, target: Target, profile: Mapping[str, Any] | None = None
+) -> None:
+    """Write the page. Raises UsageError where the file can't be written."""
+    template = files("ignis.inspect").joinpath("page.html").read_text(encoding="utf-8")
+    data = json.dumps(page_data(compilation, target, profile), separators=(",", ":"))
+    # No "<" survives, so nothing in a model's names can end the script element.
+    page = template.replace(_DATA_MARK, data.replace("<", "\\u003c"))
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write it: {error.strerror}", where=path) from None
+
+
+def page_data(
+    compilation: Compilation, target: Target, profile: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """All that the page shows, as JSON values. Sizes are bytes, times seconds."""
+    lines = _Lines()
+    stages = [_first_stage(compilation.naive, lines)]
+    stages += [_stage(snapshot, lines) for snapshot in compilation.passes]
+    plans = [_plan(compilation.plan(t, r), past) for t, r, past in _PLANS]
+    codes = [kernel_code(kernel, target, "asm") for kernel in compilation.kernels().values()]
+    return {
+        "report": report(compilation),
+        "lines": lines.texts,
+        "stages": stages,
+        "shown_layer": SHOWN_LAYER,
+        "plans": plans,
+        "cpu": target.cpu,
+        "code": [{"symbol": c.symbol, "file": c.file, "line": c.line, "source": c.source,
+                  "code": c.code} for c in codes],
+        "profile": profile,
+    }  # fmt: skip
+
+
+class _Lines:
+    """Each text once: most operations look the same in many stages."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._index: dict[str, int] = {}
+
+    def add(self, op: Operation) -> int:
+        text = print_operation(op)
+        if text not in self._index:
+            self._index[text] = len(self.texts)
+            self.texts.append(text)
+        return self._index[text]
+
+
+def _layers(graph: Graph, lines: _Lines) -> list[list[Any]]:
+    """[layer, [index of each operation's text]] in the order of the program."""
+    return [[layer, [lines.add(op) for op in ops]] for layer, ops in by_layer(graph).items()]
+
+
+def _first_stage(graph: Graph, lines: _Lines) -> dict[str, Any]:
+    return {"name": "lowering", "doc": "The plainest graph, straight from the model's tensors.",
+            "ops": len(graph.operations), "layers": _layers(graph, lines), "rewrites": [],
+            "n_rewrites": 0}  # fmt: skip
+
+
+def _stage(snapshot: PassSnapshot, lines: _Lines) -> dict[str, Any]:
+    """A graph behind a pass; its rewrites in the layer that is shown in full."""
+    before, after, name = snapshot.before, snapshot.after, snapshot.report.name
+    layer: dict[Operation, int] = {}
+    for graph in (before, after):
+        layer |= dict(zip(graph.operations, layers_of(graph), strict=True))
+    found = rewrites(before, after)
+    shown = [r for r in found if SHOWN_LAYER in {layer[op] for op in (*r.removed, *r.added)}]
+    return {
+        "name": name, "doc": pass_doc(name), "ops": len(after.operations),
+        "layers": _layers(after, lines),
+        "rewrites": [[[lines.add(op) for op in r.removed], [lines.add(op) for op in r.added]]
+                     for r in shown],
+        "n_rewrites": len(found),
+    }  # fmt: skip
+
+
+def _plan(plan: StepPlan, n_past: int) -> dict[str, Any]:
+    """The figures of a plan, its steps and the rectangles of its memory."""
+    size = StepSize(plan.n_tokens, n_past, plan.n_logits)
+    return {
+        **plan_data(plan), "n_past": n_past, "step_list": _steps(plan, size),
+        "shared": _rectangles(plan, is_private=False),
+        "own": _rectangles(plan, is_private=True),
+    }  # fmt: skip
+
+
+def _steps(plan: StepPlan, size: StepSize) -> list[dict[str, Any]]:
+    """Each step: its layer, and its launches with their work."""
+    graph = plan.memory.graph
+    layer_of = dict(zip(map(id, graph.operations), layers_of(graph), strict=True))
+    steps: dict[int, list[int]] = defaultdict(list)
+    for index, step in enumerate(plan.schedule.step):
+        steps[step].append(index)
+    found = []
+    for members in steps.values():
+        launches = [plan.launches[i] for i in members]
+        # A step may begin with the end of the layer before; what it is for stands at its end.
+        layer = next((layer_of[id(x.op)] for x in reversed(launches) if x.op is not None), 0)
+        repeated = [plan.schedule.repeated[i] for i in members]
+        shown = [_launch(*pair, size) for pair in zip(launches, repeated, strict=True)]
+        found.append({"layer": layer, "launches": shown})
+    return found
+
+
+def _launch(launch: Launch, repeated: bool, size: StepSize) -> dict[str, Any]:
+    op, work = launch.computes, Work()
+    if op is not None and not launch.writes.isdisjoint(op.results):
+        work = operation_work(op, size)
+    if repeated:
+        how = "every thread for itself"
+    else:
+        how = "chunks from a counter" if launch.shared else "divided by token"
+    return {"label": launch_label(launch), "kernel": launch.kernel.symbol, "how": how,
+            "nbytes": work.nbytes, "macs": work.macs}  # fmt: skip
+
+
+def _rectangles(plan: StepPlan, *, is_private: bool) -> dict[str, Any]:
+    """Values in the arena, or in a thread's own memory: time against offset."""
+    memory = plan.memory
+    graph = memory.graph
+    steps = Timing.sequential(graph).steps if is_private else memory.timing.steps
+    lives = lives_of(graph, steps)
+    readers: dict[Value, list[str]] = defaultdict(list)
+    for op in graph.operations:
+        for value in dict.fromkeys(op.operands):
+            readers[value].append(op.kind)
+    values: list[dict[str, Any]] = []
+    chains = _in_place_chains(plan)
+    for value, offset in memory.offsets.items():
+        if (value in memory.timing.private) != is_private:
+            continue
+        first, last = lives[value]
+        producer = graph.producers.get(value)
+        values.append({
+            "name": str(value), "type": str(value.type), "offset": offset,
+            "nbytes": value.type.nbytes(plan.n_tokens, plan.n_logits),
+            "first": max(first, 0), "last": last,
+            "by": "embed" if producer is None else producer.kind,
+            "to": _shortened(readers[value]), "chain": chains[value].name,
+        })  # fmt: skip
+    n_times = max((last for _, last in steps), default=0) + 1
+    nbytes = memory.private_nbytes if is_private else memory.nbytes
+    return {"n_times": n_times, "nbytes": nbytes, "values": values}
+
+
+def _in_place_chains(plan: StepPlan) -> dict[Value, Value]:
+    """For each value the first of those that it was computed in place of, one after the other."""
+    offsets, private = plan.memory.offsets, plan.memory.timing.private
+    first = {value: value for value in plan.memory.graph.values}
+    for op in plan.memory.graph.operations:
+        for old in replaceable(op):
+            new = op.results[0]
+            same_arena = (old in private) == (new in private)
+            if same_arena and old in offsets and offsets.get(new) == offsets[old]:
+                first[new] = first[old]
+    return first
+
+
+def _shortened(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(names)) or "nobody"
