@@ -14,9 +14,9 @@ from ignis.kernels import a8, matmul, matmul_float, panels
 from ignis.kernels.eager import fma_f32
 from tests.kernels.helpers import Array, assert_same_bits, levels, run, run_everywhere
 
-WIDE = ("q4_1", "q6_k")  # tried with every tile width
+WIDE = ("q4_1",)  # tried with every tile width
 NARROW = tuple(name for name in panels.FORMATS if name not in WIDE)
-EVERYWHERE = ("q8_0", "q4_0", "q4_k", "q3_k", "iq4_nl")  # tried on every feature level
+EVERYWHERE = ("q8_0", "q4_k", "q6_k", "iq4_nl")  # tried on every feature level
 FLOATS = ("f32", "f16", "bf16")
 # Rows around the panel's 16, groups (blocks or super-blocks) from one, tokens of every tile width.
 SHAPES = ((16, 1, 1), (17, 2, 2), (33, 3, 12), (5, 1, 24), (40, 2, 11))
@@ -169,8 +169,8 @@ def _check(
         for family in families:
             got = run(family(format=fmt), place, args, n_panels, ["y"], scratch)["y"]
             assert_same_bits(got, wanted, f"{family.name} {fmt} {wanted.shape} on {place}")
-        packed = run(matmul.pack_panels(format=fmt), place, packing, n_panels, ["y"])["y"]
-        if place in ("eager", "host"):  # elsewhere it is a part of matmul_mapped
+        if place in ("eager", "host"):  # elsewhere these are parts of matmul_mapped
+            packed = run(matmul.pack_panels(format=fmt), place, packing, n_panels, ["y"])["y"]
             got = run(matmul.matmul_packed(format=fmt), place, {**args, "weight": packed}, n_panels,
                       ["y"], 64)["y"]  # fmt: skip
             assert_same_bits(got, wanted, f"packed {fmt} {wanted.shape} on {place}")
@@ -197,7 +197,7 @@ def narrow_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("narrow_tiles")
 @pytest.mark.parametrize("fmt", NARROW)
 def test_every_format_agrees_in_every_form(fmt: str) -> None:
-    """The same for formats that share most of their code with those two."""
+    """The same for all others, whose tiles differ in the number of tokens alone."""
     places = ("eager", *levels()) if fmt in EVERYWHERE else _ENDS
     for shape in FEW_SHAPES:
         _check(fmt, _case(fmt, shape), places)

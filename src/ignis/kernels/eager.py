@@ -150,7 +150,7 @@ class EagerBuilder(Builder):
         raw = np.ascontiguousarray(np.atleast_1d(value.raw)).view(np.uint8)
         pointer.raw.slice(value.type.nbytes)[:] = raw
 
-    def prefetch(self, pointer: Value) -> None:
+    def prefetch(self, pointer: Value, level: int = 1) -> None:
         """Memory here is always near."""
 
     def fetch_add(self, pointer: Value, value: Value) -> Value:

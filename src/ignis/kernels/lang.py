@@ -253,14 +253,17 @@ class Builder(ABC):
     def store(self, pointer: Value, value: Value, align: int) -> None: ...
 
     @abstractmethod
-    def prefetch(self, pointer: Value) -> None:
-        """Ask for a cache line that will be read soon; any address will do."""
-
-    @abstractmethod
     def fetch_add(self, pointer: Value, value: Value) -> Value:
         """Atomically add an integer in memory and return what stood there before.
 
         What a thread wrote before its own addition is seen by who finds it added.
+        """
+
+    @abstractmethod
+    def prefetch(self, pointer: Value, level: int = 1) -> None:
+        """Ask for the cache line at `pointer`, into the cache of that level.
+
+        Any address will do, and no result depends on it.
         """
 
     @abstractmethod

@@ -171,6 +171,10 @@ class LlvmBuilder(Builder):
     def store(self, pointer: Value, value: Value, align: int) -> None:
         self.b.store(value.raw, pointer.raw, align=align)
 
+    def prefetch(self, pointer: Value, level: int = 1) -> None:
+        hints = [self.const(i32, x) for x in (0, 4 - level, 1)]  # read, locality, data
+        self.intrinsic("llvm.prefetch.p0", None, pointer, *hints)
+
     def var(self, initial: Value) -> LlvmVariable:
         return LlvmVariable(self, initial)
 
@@ -273,10 +277,6 @@ class LlvmBuilder(Builder):
             self.intrinsic("llvm.x86.sse2.pause", None)
         elif self.target.is_arm:
             self.intrinsic("llvm.aarch64.hint", None, self.const(i32, 1))
-
-    def prefetch(self, pointer: Value) -> None:
-        hints = [self.const(i32, x) for x in (0, 3, 1)]  # read, keep in all levels, data
-        self.intrinsic("llvm.prefetch.p0", None, pointer, *hints)
 
     def ret(self, value: Value | None = None) -> None:
         if value is None:
