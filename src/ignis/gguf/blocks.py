@@ -75,7 +75,10 @@ class BlockFormat:
         UnsupportedModelError where `supported` is False.
         """
         if self._decode is None:
-            raise UnsupportedModelError(f"weights of type {self.name} cannot be decoded yet")
+            raise UnsupportedModelError(
+                f"weights of type {self.name} cannot be decoded yet",
+                hint="take the model in another quantization, such as Q4_K_M or Q8_0",
+            )
         assert raw.dtype == np.uint8 and raw.shape[-1] % self.nbytes == 0, (raw.dtype, raw.shape)
         blocks = np.ascontiguousarray(raw).reshape(-1).view(self.dtype)
         out = np.empty((len(blocks), self.block_size), dtype=np.float32)

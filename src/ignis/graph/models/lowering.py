@@ -69,6 +69,7 @@ class Lowering:
                 where=self.source,
                 got=tensor.format.name,
                 wanted=" or ".join(formats),
+                hint="take the model in another quantization, such as Q4_K_M or Q8_0",
             )
         self._used.add(name)
         is_vector = len(shape) == 1 and tensor.format.name == "f32"
