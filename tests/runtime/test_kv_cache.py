@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from ignis.errors import UsageError
 from ignis.runtime.kv_cache import PAGE, KVCache
+from tests.random_models import write_random_model
+from tests.runtime.engines import engine, feed
 
 
 def new_cache(
@@ -89,3 +93,13 @@ def test_any_use_of_slots_keeps_pages_apart() -> None:
         held = [page for s in range(4) for page in pages_of(cache, s)]
         assert len(held) == len(set(held)) and len(held) + len(cache._free) == cache.n_pages
         assert [len(pages_of(cache, s)) for s in range(4)] == [-(-n // PAGE) for n in lengths]
+
+
+def test_counters_of_a_step_that_was_aborted_do_no_harm(tmp_path: Path) -> None:
+    """Split attention counts finished segments; Ctrl-C leaves the counts anywhere."""
+    path = write_random_model(tmp_path / "m.gguf")
+    ids = np.random.default_rng(0).integers(0, 297, 300).tolist()
+    with engine(path, tmp_path, n_threads=2) as runner:
+        wanted = feed(runner, ids, [60] * 4 + [1] * 60)
+        runner.cache._arrived.bytes[:] = 1
+        assert np.array_equal(feed(runner, ids, [60] * 4 + [1] * 60), wanted)
