@@ -118,13 +118,18 @@ def _width(op: Operation) -> int:
     return int(op.result.type.shape[1])
 
 
+def _rows(op: Operation) -> str:
+    """Whether the op's results have a row a token, "T", or a row of logits, "R"."""
+    return str(op.results[0].type.shape[0])
+
+
 def _by_token(
     op: Operation, at: Surroundings, kernel: Kernel, operands: tuple[str, ...], **args: Argument
 ) -> list[Launch]:
     """A kernel whose unit is a token and whose operands keep their names."""
     words: dict[str, Argument] = {name: at.operand(op, name) for name in operands}
     words |= {"y": at.address(op.result), "n": _width(op)} | args
-    return [_launch(op, kernel, words, units=1, per="T")]
+    return [_launch(op, kernel, words, units=1, per=_rows(op))]
 
 
 def _launch(op: Operation, kernel: Kernel, args: Mapping[str, Argument], units: int,
@@ -170,13 +175,12 @@ def _swiglu(op: Operation, at: Surroundings) -> list[Launch]:
 
 
 def _quantize(op: Operation, at: Surroundings) -> list[Launch]:
-    rows = str(op.result.type.shape[0])
-    tables = _tables(at, rows)
+    tables = _tables(op, at)
     args: dict[str, Argument] = {
         "x": at.operand(op, "x"), "y": at.address(op.result), "rows": tables.rows,
         "tiles": tables.tile_of_row, "n": _width(op),
     }  # fmt: skip
-    return [_launch(op, quantize(), args, units=1, per=rows)]
+    return [_launch(op, quantize(), args, units=1, per=_rows(op))]
 
 
 def _attention(op: Operation, at: Surroundings) -> list[Launch]:
@@ -241,7 +245,7 @@ def _operands(op: Operation, *names: str) -> list[Value]:
 
 
 def _matmul(op: Operation, at: Surroundings) -> list[Launch]:
-    return [_product(op, at, str(op.result.type.shape[0]), at.tables.tokens)]
+    return [_product(op, at)]
 
 
 def _matmul_group(op: Operation, at: Surroundings) -> list[Launch]:
@@ -255,12 +259,9 @@ def _matmul_group(op: Operation, at: Surroundings) -> list[Launch]:
     return launches
 
 
-def _logits(op: Operation, at: Surroundings) -> list[Launch]:
-    return [_product(op, at, "R", at.tables.logits)]
-
-
-def _product(op: Operation, at: Surroundings, rows: str, tables: RowTables) -> Launch:
-    """A matmul whose result has `rows` ("T" or "R") rows."""
+def _product(op: Operation, at: Surroundings) -> Launch:
+    """A matmul, or the logits of selected rows."""
+    rows, tables = _rows(op), _tables(op, at)
     weight = op.operand("weight")
     assert weight is not None
     n_rows, n_values = (int(n) for n in weight.type.shape)
@@ -284,13 +285,19 @@ def _product(op: Operation, at: Surroundings, rows: str, tables: RowTables) -> L
         family = matmul.matmul_packed if packed else matmul.matmul_mapped
         kernel = family(format=format)
         args |= {"tiles": tables.tiles, "n_tiles": f"{rows}.tiles"}
-    scratch = 64 if packed else matmul.scratch_nbytes(format, n_values)
+    scratch = matmul.SUMS_NBYTES if packed else matmul.scratch_nbytes(format, n_values)
     return _launch(op, kernel, args, -(-n_rows // panels.ROWS), gate=rows, shared=True,
                    scratch_nbytes=scratch)  # fmt: skip
 
 
-def _tables(at: Surroundings, rows: str) -> RowTables:
-    return at.tables.logits if rows == "R" else at.tables.tokens
+def _tables(op: Operation, at: Surroundings) -> RowTables:
+    """Where each row of the op's x lies, and how its rows are cut into tiles."""
+    (x,) = _operands(op, "x")
+    if _rows(op) == "T":
+        return at.tables.tokens
+    if x.type.shape[0] == "T":
+        return at.tables.logits
+    return replace(at.tables.logits, rows=at.tables.tokens.rows)  # selected already
 
 
 def _count(op: Operation, name: str) -> int:
@@ -305,5 +312,5 @@ _LOWERINGS: Mapping[str, Callable[[Operation, Surroundings], list[Launch]]] = {
     "normalize": _normalize, "scale": _scale, "rmsnorm": _rmsnorm, "rope": _rope, "add": _add,
     "mul": _mul, "silu": _silu, "swiglu": _swiglu, "quantize": _quantize,
     "attention": _attention, "rope_store": _rope_store, "attend": _attend,
-    "matmul": _matmul, "matmul_group": _matmul_group, "logits": _logits,
+    "matmul": _matmul, "matmul_group": _matmul_group, "logits": _matmul,
 }  # fmt: skip

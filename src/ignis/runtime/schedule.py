@@ -17,14 +17,17 @@ For one token a layer comes out as five steps:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeAlias
 
 from ignis.errors import GraphError
 from ignis.graph.ir import Graph, Value
 from ignis.graph.passes.plan_memory import Timing
 from ignis.runtime.launches import Launch
+
+Given: TypeAlias = "frozenset[Hashable]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +87,27 @@ def timing_of(graph: Graph, launches: Sequence[Launch], plan: Schedule) -> Timin
     return Timing(ordered, frozenset(private))
 
 
-def verify_schedule(launches: Sequence[Launch], plan: Schedule) -> None:
+def verify_schedule(
+    launches: Sequence[Launch], plan: Schedule, given: frozenset[Hashable] = frozenset()
+) -> None:
     """Raise GraphError with the number of the first broken rule; written apart from `schedule`.
 
+    `given` values are there before the first launch.
+
         S1   every launch has its step; steps begin at 0 and rise by one
-        S2   what a launch reads was written by a launch before it
+        S2   what a launch reads is given or was written by a launch before it
         S3   what a launch reads was written in an earlier step, or by its own thread
         S4   no two launches of a step write the same value
         S5   only work by row is repeated by every thread
     """
     for rule, check in RULES.items():
         try:
-            check(launches, plan)
+            check(launches, plan, given)
         except GraphError as error:
             raise GraphError(f"rule {rule}: {error}") from None
 
 
-def steps_rise(launches: Sequence[Launch], plan: Schedule) -> None:
+def steps_rise(launches: Sequence[Launch], plan: Schedule, given: Given) -> None:
     """S1."""
     if not len(plan.step) == len(plan.repeated) == len(launches):
         raise GraphError("not every launch has a step", got=len(plan.step), wanted=len(launches))
@@ -110,9 +117,9 @@ def steps_rise(launches: Sequence[Launch], plan: Schedule) -> None:
                              got=f"{step} behind {before}", wanted=before + 1)  # fmt: skip
 
 
-def writes_come_first(launches: Sequence[Launch], plan: Schedule) -> None:
+def writes_come_first(launches: Sequence[Launch], plan: Schedule, given: Given) -> None:
     """S2."""
-    written: set[object] = set()
+    written: set[Hashable] = set(given)
     for index, launch in enumerate(launches):
         missing = sorted(str(value) for value in launch.reads if value not in written)
         if missing:
@@ -121,7 +128,7 @@ def writes_come_first(launches: Sequence[Launch], plan: Schedule) -> None:
         written |= launch.writes
 
 
-def barriers_separate_threads(launches: Sequence[Launch], plan: Schedule) -> None:
+def barriers_separate_threads(launches: Sequence[Launch], plan: Schedule, given: Given) -> None:
     """S3."""
     for c, p in _pairs_of_a_step(plan):
         producer, consumer = launches[p], launches[c]
@@ -136,7 +143,7 @@ def barriers_separate_threads(launches: Sequence[Launch], plan: Schedule) -> Non
                              wanted=f"a step behind launch {p}")  # fmt: skip
 
 
-def writes_are_single(launches: Sequence[Launch], plan: Schedule) -> None:
+def writes_are_single(launches: Sequence[Launch], plan: Schedule, given: Given) -> None:
     """S4."""
     for c, p in _pairs_of_a_step(plan):
         twice = sorted(map(str, launches[p].writes & launches[c].writes))
@@ -145,7 +152,7 @@ def writes_are_single(launches: Sequence[Launch], plan: Schedule) -> None:
                              where=f"launches {p} and {c}", got=twice[0])  # fmt: skip
 
 
-def repeated_work_is_by_row(launches: Sequence[Launch], plan: Schedule) -> None:
+def repeated_work_is_by_row(launches: Sequence[Launch], plan: Schedule, given: Given) -> None:
     """S5."""
     for index, launch in enumerate(launches):
         if plan.repeated[index] and not launch.by_row:
@@ -153,7 +160,7 @@ def repeated_work_is_by_row(launches: Sequence[Launch], plan: Schedule) -> None:
                              where=_where(index, launch), wanted="work by row")  # fmt: skip
 
 
-RULES: Mapping[str, Callable[[Sequence[Launch], Schedule], None]] = MappingProxyType(
+RULES: Mapping[str, Callable[[Sequence[Launch], Schedule, Given], None]] = MappingProxyType(
     {
         "S1": steps_rise,
         "S2": writes_come_first,

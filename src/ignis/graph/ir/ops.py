@@ -461,7 +461,8 @@ def _expect(op: Operation, name: str, value: Value, wanted: TensorType) -> None:
 
 def _check_rope(op: Rope | RopeStore, x: Value, factors: Value | None) -> None:
     """Raise GraphError unless x is a number of heads and `n_rot` fits one."""
-    _, width = _matrix(op, x)
+    rows, width = _matrix(op, x)
+    _expect_tokens(op, x, rows)
     if width % op.head_dim:
         raise GraphError(
             "the width is not a number of heads",
@@ -490,8 +491,16 @@ def _check_heads(op: Attention | Attend, q: Value) -> Dim:
             wanted=f"a multiple of n_kv_heads {op.n_kv_heads}",
         )
     rows, _ = _matrix(op, q)
+    _expect_tokens(op, q, rows)
     _expect(op, "q", q, TensorType("f32", (rows, op.n_heads * op.head_dim)))
     return rows
+
+
+def _expect_tokens(op: Operation, x: Value, rows: Dim) -> None:
+    """Positions and slots belong to tokens, not to rows that were selected from them."""
+    if rows != "T":
+        raise GraphError("the op needs a row a token", where=op.name, got=f"{x}: {x.type}",
+                         wanted="T rows")  # fmt: skip
 
 
 def _rotated(op: Rope | RopeStore, x: Array, step: Evaluation) -> Array:

@@ -30,7 +30,7 @@ def quantize_activations(graph: Graph) -> Graph:
     operations: list[Operation] = []
     for op in graph.operations:
         if isinstance(op, Matmul | MatmulGroup | Logits) and _needs_a8(op):
-            rows = "R" if isinstance(op, Logits) else "T"
+            rows = "R" if isinstance(op, Logits) and op.x.type.shape[0] == "T" else "T"
             wanted = (op.x, rows)
             if quantized.get(wanted) not in defined:
                 name = _fresh(f"{op.x.name}.a8", taken)
