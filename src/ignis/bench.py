@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -190,6 +190,9 @@ def _opened(path: Path, engine: str, options: BenchOptions) -> Iterator[_Run]:
 
 def peak_memory_bytes() -> int:
     """The largest resident size of this process so far, mapped weights included."""
+    with suppress(OSError, StopIteration):  # Linux; `ru_maxrss` begins at what the parent had
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -33,6 +33,7 @@ _CHOICES: dict[str, list[dict[str, Any]]] = {
     "kv_store": [{"head_dim": 64}],
     "rope_store": [{"head_dim": 64, "n_rot": 36, "style": "neox"}],
     "attend": [{"head_dim": 64, "group": 3}, {"head_dim": 80, "group": 1}],
+    "attend_split": [{"head_dim": 64, "group": 3}],
 }
 # The linker itself provides this name: position-independent code finds its constants from it.
 _OF_THE_LINKER = {"_GLOBAL_OFFSET_TABLE_"}

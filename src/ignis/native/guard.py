@@ -18,8 +18,9 @@ from ignis.target import Target
 
 ENTRY_NBYTES = 32
 MAX_ENTRIES = 256
-# Guard block: addresses of libc functions and of the previous action, then the table.
-WRITE, EXIT, SIGACTION, PREVIOUS, TABLE = 0, 8, 16, 24, 64
+# Guard block: addresses of libc functions and of the previous action, a count of those who came to
+# say it, then the table.
+WRITE, EXIT, SIGACTION, PREVIOUS, SAID, TABLE = 0, 8, 16, 24, 32, 64
 GUARD_NBYTES = TABLE + 8 + MAX_ENTRIES * ENTRY_NBYTES
 SIGACTION_NBYTES = 192  # no less than any libc's struct sigaction
 _SI_ADDR = 16  # siginfo_t.si_addr on 64-bit Linux
@@ -53,6 +54,10 @@ def _emit_handler(module: ir.Module, target: Target, block: ir.GlobalVariable) -
 
 
 def _say_and_exit(k: LlvmBuilder, guard: Value, entry: Value) -> None:
+    """Threads fault together: the first one speaks, the others wait for the end."""
+    for _ in k.when(k.fetch_add(guard.at(SAID), k.const(i64, 1)) != 0):
+        for _ in k.loop(lambda: k.fetch_add(guard.at(SAID), k.const(i64, 0)) != 0):
+            k.pause()
     message, length = entry.at(16).load(ptr), entry.at(24).load(i64)
     k.call(guard.at(WRITE).load(ptr), i64, k.const(i32, _STDERR), message, length)
     k.call(guard.at(EXIT).load(ptr), None, k.const(i32, 1))
