@@ -14,11 +14,11 @@ from ignis.kernels import a8, matmul, matmul_float, panels
 from ignis.kernels.eager import fma_f32
 from tests.kernels.helpers import Array, assert_same_bits, levels, run, run_everywhere
 
-WIDE = ("q4_1",)  # tried with every tile width
+WIDE = ("q4_1",)  # tried with more shapes
 NARROW = tuple(name for name in panels.FORMATS if name not in WIDE)
 EVERYWHERE = ("q8_0", "q4_k", "q6_k", "iq4_nl")  # tried on every feature level
 FLOATS = ("f32", "f16", "bf16")
-# Rows around the panel's 16, groups (blocks or super-blocks) from one, tokens of every tile width.
+# Rows around the panel's 16, groups (blocks or super-blocks) from one, tokens around the unrolling.
 SHAPES = ((16, 1, 1), (17, 2, 2), (33, 3, 12), (5, 1, 24), (40, 2, 11))
 FEW_SHAPES = ((16, 1, 1), (33, 3, 1), (17, 2, 4))
 LONG = (31, 32, 33)  # blocks; super-blocks are tried up to three
@@ -34,34 +34,26 @@ class Quantized:
         self.d = amax / np.float32(127)
         self.q = np.rint(blocks * (np.float32(127) / amax)[..., None]).astype(np.int8)
         self.s = self.q.astype(np.int32).sum(-1)
-        self.tiles = _tiles(n_tokens)
-        self.bytes = np.concatenate([self._tile(*tile) for tile in self.tiles.tolist()])
+        self.bytes = self._blocks()
 
-    def _tile(self, first: int, width: int) -> NDArray[np.uint8]:
-        here = slice(first, first + width)
-        n_blocks = self.q.shape[1]
-        out = np.zeros((n_blocks, width, a8.BLOCK_NBYTES), np.uint8)
-        out[..., :32] = self.q[here].transpose(1, 0, 2).view(np.uint8)
+    def _blocks(self) -> NDArray[np.uint8]:
+        n_tokens, n_blocks = self.q.shape[:2]
+        out = np.zeros((n_blocks, n_tokens, a8.BLOCK_NBYTES), np.uint8)
+        out[..., :32] = self.q.transpose(1, 0, 2).view(np.uint8)
         for at, values in (
-            (a8.D_AT, self.d[here]),
-            (a8.N_AT, (-128 * self.s[here]).astype(np.int32)),
-            (a8.DS_AT, self.d[here] * self.s[here].astype(np.float32)),
-            (a8.HALVES_AT, self._halves(here)),
+            (a8.D_AT, self.d),
+            (a8.N_AT, (-128 * self.s).astype(np.int32)),
+            (a8.DS_AT, self.d * self.s.astype(np.float32)),
+            (a8.HALVES_AT, self._halves()),
         ):
             words = np.ascontiguousarray(values.T)
-            out[..., at : at + 4] = words.view(np.uint8).reshape(n_blocks, width, 4)
+            out[..., at : at + 4] = words.view(np.uint8).reshape(n_blocks, n_tokens, 4)
         return out.reshape(-1)
 
-    def _halves(self, here: slice) -> NDArray[np.int32]:
+    def _halves(self) -> NDArray[np.int32]:
         """The sums of both halves, 16 bits each."""
-        q = self.q[here].reshape(*self.q[here].shape[:2], 2, 16)
+        q = self.q.reshape(*self.q.shape[:2], 2, 16)
         return np.ascontiguousarray(q.sum(-1, dtype=np.int16)).view(np.int32)[..., 0]
-
-
-def _tiles(n_tokens: int) -> NDArray[np.int32]:
-    widths = list(a8.tile_widths(n_tokens))
-    starts = np.cumsum([0, *widths[:-1]])
-    return np.stack([starts, widths], axis=1).astype(np.int32)
 
 
 def _weights(rng: np.random.Generator, fmt: str, n_rows: int, n_groups: int) -> Array:
@@ -148,7 +140,7 @@ def _case(
         "weight": weights, "x": x.bytes, "y": np.zeros((n_tokens, n_rows), np.float32),
         "bias": rng.standard_normal(n_rows).astype(np.float32),
         "residual": rng.standard_normal((n_tokens, n_rows)).astype(np.float32),
-        "n_rows": n_rows, "n_values": n_values, "tiles": x.tiles, "n_tiles": len(x.tiles),
+        "n_rows": n_rows, "n_values": n_values, "n_tokens": len(x.q),
     }  # fmt: skip
     return args, x, weights
 
@@ -172,7 +164,7 @@ def _check(
         if place in ("eager", "host"):  # elsewhere these are parts of matmul_mapped
             packed = run(matmul.pack_panels(format=fmt), place, packing, n_panels, ["y"])["y"]
             got = run(matmul.matmul_packed(format=fmt), place, {**args, "weight": packed}, n_panels,
-                      ["y"], 64)["y"]  # fmt: skip
+                      ["y"], matmul.SUMS_NBYTES)["y"]  # fmt: skip
             assert_same_bits(got, wanted, f"packed {fmt} {wanted.shape} on {place}")
 
 
@@ -188,16 +180,9 @@ def test_quantized_matmuls_agree_in_every_form(fmt: str) -> None:
     _check_hostile_scales(fmt, _ENDS)
 
 
-@pytest.fixture
-def narrow_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tile widths are enough to see a format's own code; they compile five times as fast."""
-    monkeypatch.setattr(a8, "TILE_WIDTHS", (3, 1))
-
-
-@pytest.mark.usefixtures("narrow_tiles")
 @pytest.mark.parametrize("fmt", NARROW)
 def test_every_format_agrees_in_every_form(fmt: str) -> None:
-    """The same for all others, whose tiles differ in the number of tokens alone."""
+    """The same for all others, with fewer shapes."""
     places = ("eager", *levels()) if fmt in EVERYWHERE else _ENDS
     for shape in FEW_SHAPES:
         _check(fmt, _case(fmt, shape), places)
@@ -214,7 +199,6 @@ def _check_hostile_scales(fmt: str, places: Sequence[str]) -> None:
     _check(fmt, (args, x, weights), ["host"])
 
 
-@pytest.mark.usefixtures("narrow_tiles")
 def test_every_scale_of_mxfp4() -> None:
     """From the subnormal 2^-128 to 2^127, whose products reach infinity."""
     args, x, weights = _case("mxfp4", (256, 1, 1))
@@ -274,14 +258,6 @@ def _float_reference(x: NDArray[np.float32], w: NDArray[np.float32]) -> NDArray[
     for half in (8, 4, 2, 1):
         acc = acc[..., :half] + acc[..., half : 2 * half]
     return acc[..., 0]
-
-
-def test_tiles_cover_every_batch_with_known_widths() -> None:
-    """A batch that grows by one token must never fall out of the tile kernels."""
-    for n_tokens in range(1, 600):
-        widths = list(a8.tile_widths(n_tokens))
-        assert sum(widths) == n_tokens
-        assert set(widths) <= set(a8.TILE_WIDTHS)
 
 
 def test_levels_below_the_host_are_tried() -> None:

@@ -14,18 +14,9 @@ from tests.kernels.helpers import assert_same_bits, hostile_floats, levels, run
 BLOCK = np.dtype([("q", "i1", 32), ("d", "f4"), ("n", "i4"), ("ds", "f4"), ("s", "i2", 2)])
 
 
-def _tiles(n_tokens: int) -> Any:
-    rows: list[tuple[int, int]] = []
-    for width in a8.tile_widths(n_tokens):
-        rows += [(len(rows), width)] * width
-    return np.array(rows, np.int32)
-
-
-def _in_token_order(blocks: Any, tiles: Any, n_blocks: int) -> Any:
-    """Undo the tile order: blocks [T][n_blocks]."""
-    index = [[t0 * n_blocks + b * width + (t - t0) for b in range(n_blocks)]
-             for t, (t0, width) in enumerate(tiles)]  # fmt: skip
-    return blocks[np.array(index)]
+def _in_token_order(blocks: Any, n_tokens: int) -> Any:
+    """[block][token] as they lie -> blocks [T][n_blocks]."""
+    return np.ascontiguousarray(blocks.reshape(-1, n_tokens).T)
 
 
 def _plain(x: Any) -> Any:
@@ -50,14 +41,13 @@ def _plain(x: Any) -> Any:
 
 def _check(x: Any, twin: bool = True) -> Any:
     n_tokens, n = x.shape
-    tiles = _tiles(n_tokens)
     rows = np.random.default_rng(n).permutation(n_tokens).astype(np.int32)
     args = {"x": x, "y": np.zeros(a8.nbytes(n_tokens, n), np.uint8), "rows": rows,
-            "tiles": tiles, "n": n}  # fmt: skip
+            "n": n, "n_rows": n_tokens}  # fmt: skip
     wanted = _plain(x)
     for level in (*(["eager"] if twin else []), *levels()):
         raw = run(quantize(), level, args, n_tokens, ["y"])["y"].view(BLOCK)
-        blocks = _in_token_order(raw, tiles, n // 32)
+        blocks = _in_token_order(raw, n_tokens)
         assert_same_bits(blocks, wanted[rows], f"quantize on {level}")
     return wanted
 

@@ -80,23 +80,16 @@ class _Values:
 def unpack_a8(
     raw: NDArray[np.uint8], n_rows: int, width: int
 ) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32]]:
-    """q [rows, width], d and -128 * s [rows, blocks] of a tiled A8 buffer."""
+    """q [rows, width], d and -128 * s [rows, blocks] of an A8 buffer."""
     n_blocks = width // 32
-    q = np.empty((n_rows, n_blocks, 32), np.int8)
-    d = np.empty((n_rows, n_blocks), np.float32)
-    n = np.empty((n_rows, n_blocks), np.int32)
-    first = 0
-    for tile in a8.tile_widths(n_rows):
-        nbytes = tile * n_blocks * a8.BLOCK_NBYTES
-        start = first * n_blocks * a8.BLOCK_NBYTES
-        blocks = raw[start : start + nbytes].reshape(n_blocks, tile, a8.BLOCK_NBYTES)
-        by_row = blocks.transpose(1, 0, 2)
-        here = slice(first, first + tile)
-        q[here] = by_row[..., :32].view(np.int8)
-        d[here] = np.ascontiguousarray(by_row[..., 32:36]).view(np.float32)[..., 0]
-        n[here] = np.ascontiguousarray(by_row[..., 36:40]).view(np.int32)[..., 0]
-        first += tile
-    return q.reshape(n_rows, width), d, n
+    blocks = raw[: a8.nbytes(n_rows, width)].reshape(n_blocks, n_rows, a8.BLOCK_NBYTES)
+    by_row = np.ascontiguousarray(blocks.transpose(1, 0, 2))
+    q = by_row[..., :32].view(np.int8).reshape(n_rows, width)
+    d, n = (
+        np.ascontiguousarray(by_row[..., at : at + 4]).view(dtype)[..., 0]
+        for at, dtype in ((a8.D_AT, np.float32), (a8.N_AT, np.int32))
+    )
+    return q, d, n
 
 
 def _check(op: Operation, values: _Values, weights: Any) -> None:

@@ -57,14 +57,14 @@ def test_counts_are_written_into_units_and_words(library: Library) -> None:
         launch(units=3, per="T"),
         launch(units=3, per="R"),
         launch(units=300, gate="R", shared=True),
-        launch(args={"n": "R.tiles"}),
+        launch(args={"n": "S"}),
     ]
     plan = CompiledPlan(launches, library, 2)
-    plan.set_counts(COUNTS | {"T": 5, "R": 2, "R.tiles": 9})
+    plan.set_counts(COUNTS | {"T": 5, "R": 2, "S": 9})
     assert plan.records[:, UNITS].tolist() == [3, 15, 6, 300, 1]
     assert plan.records[:, CHUNK].tolist() == [0, 0, 0, 300 // 16, 0]
     assert words(plan, 4)[3] == 9
-    plan.set_counts(COUNTS | {"T": 1, "R": 0, "R.tiles": 0})
+    plan.set_counts(COUNTS | {"T": 1, "R": 0, "S": 0})
     assert plan.records[:, UNITS].tolist() == [3, 3, 0, 0, 1]
     assert plan.records[3, CHUNK] == 1  # never a chunk of nothing
     assert words(plan, 4)[3] == 0

@@ -6,35 +6,25 @@
 `s` is the sum of all 32 q, `s0` and `s1` (i16) those of its halves. `n` is -128 * s: what an
 accumulator of unsigned weights starts from, shifted down to the format's own offset.
 
-The tokens of a step are cut into *tiles*, runs of neighbours that a matmul handles at once. Inside
-a tile blocks lie [block][token], so that one pointer and constant offsets reach all its tokens:
+Blocks lie [block][token], T tokens in all, so that a matmul that has unpacked a block of weights
+finds what it meets in one piece:
 
-    address(token t, block b) = base + 48 * (t0 * n_blocks + b * width + (t - t0))
+    address(token t, block b) = base + 48 * (b * T + t)
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from ignis.kernels.lang import Builder, Value, f32, i32
 
 BLOCK_NBYTES = 48
 D_AT, N_AT, DS_AT, HALVES_AT = 32, 36, 40, 44
 
-TILE_WIDTHS = (12, 8, 6, 4, 3, 2, 1)
+MAX_ROWS = 512  # of one matmul: a block of all of them and their sums fit the second cache
 
 
 def nbytes(n_tokens: int, n_values: int) -> int:
     """The size of `n_tokens` quantized rows of `n_values`."""
     return n_tokens * (n_values // 32) * BLOCK_NBYTES
-
-
-def tile_widths(n_tokens: int) -> Iterator[int]:
-    """Cut `n_tokens` into tiles: as many of the widest as fit, then the fewest for the rest."""
-    while n_tokens:
-        width = next(w for w in TILE_WIDTHS if w <= n_tokens)
-        yield width
-        n_tokens -= width
 
 
 def scale(k: Builder, block: Value, lanes: int) -> Value:

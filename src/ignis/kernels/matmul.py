@@ -15,17 +15,20 @@ finished sum in that order. `residual` may be `y` itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ignis.kernels import a8, panels
-from ignis.kernels.lang import Builder, Value, Variable, f32, i32, i64, kernel, ptr
+from ignis.kernels.lang import Builder, Value, f32, i32, i64, kernel, ptr
 from ignis.kernels.panels import FORMATS, PanelFormat, PanelProducts, RowProducts
 from ignis.kernels.rows import ROWS, PanelRows
-from ignis.kernels.scales import FileHeader, Index, PanelHeader
+from ignis.kernels.scales import FileHeader, Index, PanelHeader, Terms
 
 LANES = f32.x(ROWS)
+SUMS_NBYTES = a8.MAX_ROWS * LANES.nbytes  # scratch for the sums of a panel
 _LINE, _PAGE = 64, 4096  # bytes of a cache line and of a page
+_UNROLL = 4  # tokens a round of the innermost loop
 
 
 @kernel(weight=ptr, x=ptr, y=ptr, bias=ptr, residual=ptr, n_rows=i64, n_values=i64)
@@ -49,30 +52,29 @@ def matmul_rows(
                 terms = fmt.scheme.terms(k, header, b, fmt.offset)
                 products = RowProducts(k, fmt, here, b, block)
                 acc.set(terms.add(k, acc.get(), products, block))
-        _finish(k, [acc], panel, k.const(i64, 0), y, bias, residual, n_rows, scratch)
+        scratch.store(acc.get())
+        _finish(k, scratch, panel, k.const(i64, 1), y, bias, residual, n_rows)
 
 
 @kernel(
-    weight=ptr, x=ptr, y=ptr, bias=ptr, residual=ptr, n_rows=i64, n_values=i64, tiles=ptr,
-    n_tiles=i64,
+    weight=ptr, x=ptr, y=ptr, bias=ptr, residual=ptr, n_rows=i64, n_values=i64, n_tokens=i64,
 )  # fmt: skip
 def matmul_mapped(
     k: Builder, *, weight: Value, n_rows: Value, n_values: Value, scratch: Value, begin: Value,
     end: Value, format: str, **rest: Any,
 ) -> None:  # fmt: skip
-    """y[t, n] for every token of every tile; scratch holds one panel and 64 bytes."""
+    """y[t, n] for all tokens, 512 at most; scratch holds a panel's sums and the panel."""
     fmt = FORMATS[format]
     for panel in k.range(begin, end):
         n_groups = fmt.n_groups(n_values)
         rows = _rows(k, fmt, weight, panel, n_rows, n_groups)
-        packed = scratch.at(64)
+        packed = scratch.at(SUMS_NBYTES)
         _pack(k, fmt, rows, _next_panel(fmt, weight, panel, n_groups), packed, n_groups)
-        _all_tiles(k, fmt, packed, panel, n_rows, n_values, scratch, **rest)
+        _panel(k, fmt, packed, panel, n_rows, n_values, scratch, **rest)
 
 
 @kernel(
-    weight=ptr, x=ptr, y=ptr, bias=ptr, residual=ptr, n_rows=i64, n_values=i64, tiles=ptr,
-    n_tiles=i64,
+    weight=ptr, x=ptr, y=ptr, bias=ptr, residual=ptr, n_rows=i64, n_values=i64, n_tokens=i64,
 )  # fmt: skip
 def matmul_packed(
     k: Builder, *, weight: Value, n_rows: Value, n_values: Value, scratch: Value, begin: Value,
@@ -83,7 +85,7 @@ def matmul_packed(
     panel_nbytes = fmt.n_groups(n_values) * fmt.panel_group_nbytes
     for panel in k.range(begin, end):
         packed = weight.at(panel * panel_nbytes)
-        _all_tiles(k, fmt, packed, panel, n_rows, n_values, scratch, **rest)
+        _panel(k, fmt, packed, panel, n_rows, n_values, scratch, **rest)
 
 
 @kernel(weight=ptr, y=ptr, n_rows=i64, n_values=i64)
@@ -101,8 +103,8 @@ def pack_panels(
 
 
 def scratch_nbytes(format: str, n_values: int) -> int:
-    """Scratch of `matmul_mapped`, enough for the other kernels too."""
-    return 64 + FORMATS[format].panel_nbytes(n_values)
+    """Scratch of `matmul_mapped`; the other kernels take `SUMS_NBYTES`."""
+    return SUMS_NBYTES + FORMATS[format].panel_nbytes(n_values)
 
 
 def _rows(
@@ -144,41 +146,74 @@ def _pack(
         panels.pack_group(k, fmt, here, out.at(g * fmt.panel_group_nbytes))
 
 
-def _all_tiles(
+def _panel(
     k: Builder, fmt: PanelFormat, packed: Value, panel: Value, n_rows: Value, n_values: Value,
-    scratch: Value, *, x: Value, y: Value, bias: Value, residual: Value, tiles: Value,
-    n_tiles: Value,
+    scratch: Value, *, x: Value, y: Value, bias: Value, residual: Value, n_tokens: Value,
 ) -> None:  # fmt: skip
-    """One panel times every tile; each width has its own unrolled body."""
-    n_blocks = n_values // 32
-    for tile in k.range(n_tiles):
-        entry = tiles.at(tile * 8)
-        first, width = entry.load(i32).to(i64), entry.at(4).load(i32).to(i64)
-        x_tile = x.at(first * n_blocks * a8.BLOCK_NBYTES)
-        for w in a8.TILE_WIDTHS:
-            for _ in k.when(width == w):
-                sums = _tile(k, fmt, packed, x_tile, n_blocks, w)
-                _finish(k, sums, panel, first, y, bias, residual, n_rows, scratch)
+    """One panel times all tokens."""
+    n_groups = fmt.n_groups(n_values)
+    for _ in k.when(n_tokens == 1):
+        total = k.var(k.const(LANES, 0.0))
+        for weights, block in _blocks(k, fmt, packed, x, n_groups, n_tokens):
+            total.set(weights.add(k, total.get(), block))
+        scratch.store(total.get())
+    for _ in k.when(n_tokens > 1):
+        _sums(k, fmt, packed, x, n_groups, n_tokens, scratch)
+    _finish(k, scratch, panel, n_tokens, y, bias, residual, n_rows)
 
 
-def _tile(
-    k: Builder, fmt: PanelFormat, packed: Value, x: Value, n_blocks: Value, width: int
-) -> list[Variable]:
-    """The sums of 16 rows by `width` tokens."""
-    sums = [k.var(k.const(LANES, 0.0)) for _ in range(width)]
-    for g in k.range(n_blocks // fmt.group_blocks):
+def _sums(
+    k: Builder, fmt: PanelFormat, packed: Value, x: Value, n_groups: Value, n_tokens: Value,
+    sums: Value,
+) -> None:  # fmt: skip
+    """The sums of 16 rows by all tokens, f32 [T][16] at `sums`.
+
+    A block of weights is unpacked into registers once and meets every token, whose sums wait in
+    the cache: loads and stores have ports of their own, so they cost nothing beside the products,
+    and any number of tokens runs at the same speed.
+    """
+    for t in k.range(n_tokens):
+        sums.at(t * LANES.nbytes).store(k.const(LANES, 0.0))
+    for weights, blocks in _blocks(k, fmt, packed, x, n_groups, n_tokens):
+
+        def add(t: Value, weights: _BlockWeights = weights, blocks: Value = blocks) -> None:
+            place = sums.at(t * LANES.nbytes)
+            place.store(weights.add(k, place.load(LANES), blocks.at(t * a8.BLOCK_NBYTES)))
+
+        whole = n_tokens // _UNROLL * _UNROLL
+        for t in k.range(0, whole, _UNROLL):
+            for i in range(_UNROLL):
+                add(t + i)
+        for t in k.range(whole, n_tokens):
+            add(t)
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockWeights:
+    """One block of a panel in registers."""
+
+    fmt: PanelFormat
+    vectors: Sequence[Value]
+    terms: Terms
+
+    def add(self, k: Builder, acc: Value, block: Value) -> Value:
+        """`acc` and the block's products with one token's block of A8."""
+        return self.terms.add(k, acc, PanelProducts(k, self.fmt, self.vectors, block), block)
+
+
+def _blocks(
+    k: Builder, fmt: PanelFormat, packed: Value, x: Value, n_groups: Value, n_tokens: Value
+) -> Iterator[tuple[_BlockWeights, Value]]:
+    """The blocks of a panel in order, each with the A8 blocks of all tokens that it meets."""
+    for g in k.range(n_groups):
         group = packed.at(g * fmt.panel_group_nbytes)
         header = PanelHeader(fmt.scheme.fields, group)
         for b in _group_blocks(k, fmt):
             quants = group.at(fmt.header_nbytes + b * fmt.quants_nbytes)
             vectors = panels.unpack_block(k, fmt, quants)
             terms = fmt.scheme.terms(k, header, b, fmt.offset)
-            blocks = x.at((g * fmt.group_blocks + b) * (width * a8.BLOCK_NBYTES))
-            for t, total in enumerate(sums):
-                block = blocks.at(t * a8.BLOCK_NBYTES)
-                products = PanelProducts(k, fmt, vectors, block)
-                total.set(terms.add(k, total.get(), products, block))
-    return sums
+            index = g * fmt.group_blocks + b
+            yield _BlockWeights(fmt, vectors, terms), x.at(index * (n_tokens * a8.BLOCK_NBYTES))
 
 
 def _group_blocks(k: Builder, fmt: PanelFormat) -> Iterable[Index]:
@@ -187,34 +222,29 @@ def _group_blocks(k: Builder, fmt: PanelFormat) -> Iterable[Index]:
 
 
 def _finish(
-    k: Builder, sums: Sequence[Variable], panel: Value, first: Value, y: Value, bias: Value,
-    residual: Value, n_rows: Value, scratch: Value,
+    k: Builder, sums: Value, panel: Value, n_tokens: Value, y: Value, bias: Value,
+    residual: Value, n_rows: Value,
 ) -> None:  # fmt: skip
     """Add bias and residual and store 16 outputs of each token, fewer in the last panel."""
     row = panel * ROWS
-    for _ in k.when(row + ROWS <= n_rows):
-        _epilogue(k, sums, LANES, row, first, y, bias, residual, n_rows)
-    for _ in k.when(row + ROWS > n_rows):
-        for t, total in enumerate(sums):
-            scratch.store(total.get())
+    for t in k.range(n_tokens):
+        here = sums.at(t * LANES.nbytes)
+        out = (t * n_rows + row) * f32.nbytes
+        for _ in k.when(row + ROWS <= n_rows):
+            _epilogue(k, here.load(LANES), row, out, y, bias, residual)
+        for _ in k.when(row + ROWS > n_rows):
             for i in k.range(n_rows - row):
-                lane = k.var(scratch.at(i * 4).load(f32))
-                _epilogue(k, [lane], f32, row + i, first + t, y, bias, residual, n_rows)
+                total = here.at(i * f32.nbytes).load(f32)
+                _epilogue(k, total, row + i, out + i * f32.nbytes, y, bias, residual)
 
 
 def _epilogue(
-    k: Builder, sums: Sequence[Variable], lanes: Any, row: Value, first: Value, y: Value,
-    bias: Value, residual: Value, n_rows: Value,
-) -> None:  # fmt: skip
-    at = row * 4
+    k: Builder, total: Value, row: Value, out: Value, y: Value, bias: Value, residual: Value
+) -> None:
+    """Finish one output or 16 neighbours; `out` is their place in y and residual, in bytes."""
+    result = k.var(total)
     for _ in k.when(k.not_null(bias)):
-        b = bias.at(at).load(lanes)
-        for total in sums:
-            total.set(total.get() + b)
-    out = first * n_rows * 4 + at
+        result.set(result.get() + bias.at(row * f32.nbytes).load(total.type))
     for _ in k.when(k.not_null(residual)):
-        for t, total in enumerate(sums):
-            total.set(total.get() + residual.at(out + n_rows * (4 * t)).load(lanes))
-    for t, total in enumerate(sums):
-        y.at(out + n_rows * (4 * t)).store(total.get())
-
+        result.set(result.get() + residual.at(out).load(total.type))
+    y.at(out).store(result.get())

@@ -12,25 +12,22 @@ _SMALLEST = 2.0**-100  # below it a block is zero: 127 / amax must not overflow
 _F32_MAX = 3.4028234663852886e38
 
 
-@kernel(x=ptr, y=ptr, rows=ptr, tiles=ptr, n=i64)
+@kernel(x=ptr, y=ptr, rows=ptr, n=i64, n_rows=i64)
 def quantize(
-    k: Builder, *, x: Value, y: Value, rows: Value, tiles: Value, n: Value,
+    k: Builder, *, x: Value, y: Value, rows: Value, n: Value, n_rows: Value,
     begin: Value, end: Value, scratch: Value,
 ) -> None:  # fmt: skip
-    """Rows of x, f32[.., n], to the blocks that `a8` draws, in tile order. A unit is a row of y.
+    """Rows of x, f32[.., n], to `n_rows` rows of the blocks that `a8` draws. A unit is a row of y.
 
-    `n` is a multiple of 32; `rows` is i32 [T], the row of x that each row of y takes; `tiles` is
-    i32 [T][2], the first row and the width of the tile that each row of y lies in.
+    `n` is a multiple of 32; `rows` is i32 [n_rows], the row of x that each row of y takes.
     """
     n_blocks = n // BLOCK
     for token in k.range(begin, end):
-        tile = tiles.at(token * 8)
-        first, width = tile.load(i32).to(i64), tile.at(4).load(i32).to(i64)
-        blocks = y.at((first * n_blocks + (token - first)) * a8.BLOCK_NBYTES)
+        blocks = y.at(token * a8.BLOCK_NBYTES)
         row = x.at(rows.at(token * 4).load(i32).to(i64) * n * f32.nbytes)
         for block in k.range(n_blocks):
             _quantize_block(
-                k, row.at(block * (BLOCK * f32.nbytes)), blocks.at(block * width * a8.BLOCK_NBYTES)
+                k, row.at(block * (BLOCK * f32.nbytes)), blocks.at(block * n_rows * a8.BLOCK_NBYTES)
             )
 
 

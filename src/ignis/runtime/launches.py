@@ -1,7 +1,7 @@
 """From an op of the graph to kernel launches: one short function an op.
 
 A `Launch` is a kernel, its arguments, and its units of work. Arguments that change from step to
-step are the names of counts (`T`, `R`, `T.tiles`, `R.tiles`, `S`); all else is final.
+step are the names of counts (`T`, `R`, `S`); all else is final.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ignis.kernels.quantize import quantize
 from ignis.kernels.rope import rope
 from ignis.kernels.rope_store import rope_store, rope_store_scratch_nbytes
 from ignis.runtime.kv_cache import KVCache
-from ignis.runtime.step import RowTables, StepTables
+from ignis.runtime.step import StepTables
 from ignis.runtime.weights import WeightPlace
 
 
@@ -175,10 +175,9 @@ def _swiglu(op: Operation, at: Surroundings) -> list[Launch]:
 
 
 def _quantize(op: Operation, at: Surroundings) -> list[Launch]:
-    tables = _tables(op, at)
     args: dict[str, Argument] = {
-        "x": at.operand(op, "x"), "y": at.address(op.result), "rows": tables.rows,
-        "tiles": tables.tile_of_row, "n": _width(op),
+        "x": at.operand(op, "x"), "y": at.address(op.result), "rows": _selection(op, at),
+        "n": _width(op), "n_rows": _rows(op),
     }  # fmt: skip
     return [_launch(op, quantize(), args, units=1, per=_rows(op))]
 
@@ -261,7 +260,7 @@ def _matmul_group(op: Operation, at: Surroundings) -> list[Launch]:
 
 def _product(op: Operation, at: Surroundings) -> Launch:
     """A matmul, or the logits of selected rows."""
-    rows, tables = _rows(op), _tables(op, at)
+    rows = _rows(op)
     weight = op.operand("weight")
     assert weight is not None
     n_rows, n_values = (int(n) for n in weight.type.shape)
@@ -275,7 +274,7 @@ def _product(op: Operation, at: Surroundings) -> Launch:
     single = (at.n_tokens if rows == "T" else at.n_logits) == 1
     if format not in BLOCK_FORMATS:
         unit_rows = _DECODE_UNIT_ROWS if single else matmul_float.UNIT_ROWS
-        args |= {"rows": tables.rows, "n_tokens": rows, "unit_rows": unit_rows}
+        args |= {"rows": _selection(op, at), "n_tokens": rows, "unit_rows": unit_rows}
         return _launch(op, matmul_float.matmul_float(format=format), args, -(-n_rows // unit_rows),
                        gate=rows, shared=True, scratch_nbytes=64)  # fmt: skip
     packed = at.weights[weight.name].layout == "panels"
@@ -284,20 +283,17 @@ def _product(op: Operation, at: Surroundings) -> Launch:
     else:
         family = matmul.matmul_packed if packed else matmul.matmul_mapped
         kernel = family(format=format)
-        args |= {"tiles": tables.tiles, "n_tiles": f"{rows}.tiles"}
+        args |= {"n_tokens": rows}
     scratch = matmul.SUMS_NBYTES if packed else matmul.scratch_nbytes(format, n_values)
     return _launch(op, kernel, args, -(-n_rows // panels.ROWS), gate=rows, shared=True,
                    scratch_nbytes=scratch)  # fmt: skip
 
 
-def _tables(op: Operation, at: Surroundings) -> RowTables:
-    """Where each row of the op's x lies, and how its rows are cut into tiles."""
+def _selection(op: Operation, at: Surroundings) -> int:
+    """The table that names the row of the op's x that each row of its result reads."""
     (x,) = _operands(op, "x")
-    if _rows(op) == "T":
-        return at.tables.tokens
-    if x.type.shape[0] == "T":
-        return at.tables.logits
-    return replace(at.tables.logits, rows=at.tables.tokens.rows)  # selected already
+    selects = _rows(op) == "R" and x.type.shape[0] == "T"
+    return at.tables.address("logit_rows" if selects else "rows")
 
 
 def _count(op: Operation, name: str) -> int:

@@ -75,7 +75,7 @@ class CompiledPlan:
                 self._words[position] = int(argument)
 
     def set_counts(self, counts: Mapping[str, int]) -> None:
-        """Write a step's counts (T, R and their tiles) into the records and arguments."""
+        """Write a step's counts (T, R and S) into the records and arguments."""
         if counts == self._counts:
             return
         self._counts = dict(counts)
