@@ -114,8 +114,9 @@ def compile_model(
     if engine not in ENGINES:
         raise UsageError("no such engine", got=engine, wanted=" or ".join(ENGINES))
     config = ModelConfig.from_gguf(file)
-    naive = build_graph(config, file.tensors, lambda name: constant_of(file, name))
     n_ctx = _context(config, n_ctx)
+    config = config.for_context(n_ctx)
+    naive = build_graph(config, file.tensors, lambda name: constant_of(file, name))
     n_threads = _thread_count(n_threads, settings)
     if engine == "imperative":
         disabled_passes = TOGGLES

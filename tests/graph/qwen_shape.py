@@ -40,7 +40,7 @@ def tensor(*shape: int, dtype: str = "f32") -> FakeTensor:
 
 
 def decoder_tensors(c: ModelConfig, dtype: str = "q8_0") -> dict[str, FakeTensor]:
-    """All tensors of a decoder with biases on q, k and v if it is a qwen2."""
+    """All tensors of a decoder, as its architecture has them."""
     n_query, n_key = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
     tensors = {
         "token_embd.weight": tensor(c.n_vocab, c.n_embd, dtype=dtype),
@@ -58,12 +58,24 @@ def decoder_tensors(c: ModelConfig, dtype: str = "q8_0") -> dict[str, FakeTensor
             "ffn_up": (c.n_ff, c.n_embd),
             "ffn_down": (c.n_embd, c.n_ff),
         }
+        if c.architecture == "phi3":
+            for name in ("attn_q", "attn_k", "attn_v", "ffn_gate"):
+                del matrices[name]
+            matrices |= {
+                "attn_qkv": (n_query + 2 * n_key, c.n_embd),
+                "ffn_up": (2 * c.n_ff, c.n_embd),
+            }
         for name, shape in matrices.items():
             tensors[f"blk.{i}.{name}.weight"] = tensor(*shape, dtype=dtype)
             if c.architecture == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
                 tensors[f"blk.{i}.{name}.bias"] = tensor(shape[0])
-        for name in ("attn_norm", "ffn_norm"):
-            tensors[f"blk.{i}.{name}.weight"] = tensor(c.n_embd)
+        norms = dict.fromkeys(("attn_norm", "ffn_norm"), c.n_embd)
+        if c.architecture.startswith("gemma"):
+            norms |= dict.fromkeys(("post_attention_norm", "post_ffw_norm"), c.n_embd)
+        if c.architecture in ("qwen3", "gemma3"):
+            norms |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), c.head_dim)
+        for name, width in norms.items():
+            tensors[f"blk.{i}.{name}.weight"] = tensor(width)
     return tensors
 
 

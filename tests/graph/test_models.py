@@ -11,6 +11,7 @@ import pytest
 
 from ignis.errors import ModelFileError, UnsupportedModelError
 from ignis.graph.ir import parse_graph, print_graph, verify
+from ignis.graph.ir.rope import RopeScaling
 from ignis.graph.models import ARCHITECTURES, ModelConfig, build_graph
 from tests.graph.qwen_shape import QWEN2_05B, decoder_tensors, tensor
 
@@ -86,11 +87,9 @@ def test_senseless_values_are_refused(key: str, value: object, message: str) -> 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("rope__scaling__type", "yarn"),
-        ("rope__scaling__type", "linear"),
-        ("rope__scaling__factor", 4.0),
-        ("rope__scale_linear", 2.0),
-        ("rope__scaling__attn_factor", 1.1),
+        ("rope__scaling__type", "dynamic"),
+        ("rope__scaling__yarn_ext_factor", 0.5),
+        ("rope__freq_base_swa", 1e4),
         ("expert_count", 8),
         ("attention__sliding_window", 4096),
         ("attention__causal", False),
@@ -98,6 +97,8 @@ def test_senseless_values_are_refused(key: str, value: object, message: str) -> 
         ("attention__scale", 0.1),
         ("attention__value_length", 16),
         ("logit_scale", 0.5),
+        ("embedding_scale", 12.0),
+        ("residual_scale", 0.2),
         ("final_logit_softcapping", 30.0),
         ("attn_logit_softcapping", np.array([1.0])),
     ],
@@ -122,13 +123,93 @@ def test_features_that_change_nothing_are_taken(key: str, value: object) -> None
     assert ModelConfig.from_gguf(_file(**{key: value})) == TINY
 
 
+def test_linear_and_yarn_scaling_are_read() -> None:
+    """The names that converters used over time; a factor alone means linear."""
+    for changes in (
+        {"rope__scale_linear": 4.0}, {"rope__scaling__factor": 4.0},
+        {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0},
+    ):  # fmt: skip
+        assert ModelConfig.from_gguf(_file(**changes)).rope_scaling == RopeScaling(4.0)
+    yarn = {
+        "rope__scaling__type": "yarn", "rope__scaling__factor": 4.0,
+        "rope__scaling__original_context_length": 8192, "rope__freq_base": 10000.0,
+    }  # fmt: skip
+    scaling = ModelConfig.from_gguf(_file(**yarn)).rope_scaling
+    # 32 ln(8192 / (32 * 2 pi)) / (2 ln 10000) = 6.44, and with 1 in place of 32 it is 12.46.
+    assert (scaling.ramp_low, scaling.ramp_high) == (6, 13)
+    assert scaling.magnitude == pytest.approx(1 + 0.1 * np.log(4))
+    stronger = ModelConfig.from_gguf(_file(**yarn, rope__scaling__attn_factor=2.0))
+    assert stronger.rope_scaling.magnitude == 2 * scaling.magnitude
+    for kind in ("yarn", "linear"):
+        with pytest.raises(ModelFileError, match=r"bad qwen2.rope.scaling.factor"):
+            ModelConfig.from_gguf(_file(rope__scaling__type=kind, rope__scaling__factor=None))
+
+
+def _other(architecture: str, **changes: object) -> ModelConfig:
+    """The config of a file that says the same, for another architecture."""
+    file = _file(**changes)
+    metadata = {k.replace("qwen2.", f"{architecture}.", 1): v for k, v in file.metadata.items()}
+    file.metadata = metadata | {"general.architecture": architecture}
+    return ModelConfig.from_gguf(file)
+
+
+def test_gemma_says_little_and_means_much() -> None:
+    """Embedding scale, local layers and rope bases are not in the file."""
+    window = {"attention__sliding_window": 512, "block_count": 12}
+    gemma3 = _other("gemma3", **window)
+    assert gemma3.embedding_scale == 8.0 and gemma3.window == 512
+    assert sorted(gemma3.local_layers) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
+    assert (gemma3.local_rope_base, gemma3.rope_base) == (10000.0, 1e6)
+    assert _other("gemma3", **window, rope__freq_base_swa=500.0).local_rope_base == 500
+    gemma2 = _other("gemma2", **window, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+    assert sorted(gemma2.local_layers) == [0, 2, 4, 6, 8, 10]
+    assert (gemma2.attention_softcap, gemma2.logit_softcap) == (50.0, 30.0)
+    assert gemma2.score_scale == 1 / np.sqrt(32)
+    largest = _other("gemma2", block_count=46, attention__key_length=16,
+                     attention__value_length=16)  # fmt: skip
+    assert largest.score_scale == 1 / np.sqrt(64 // 2)
+    said = {"attention__sliding_window_pattern": np.array([True, False, False, True])}
+    assert _other("gemma3", **{**window, "block_count": 4}, **said).local_layers == {0, 3}
+    assert _other("gemma3", **window, attention__sliding_window_pattern=2).local_layers == set(
+        range(0, 12, 2))  # fmt: skip
+    for bad in (np.array([True]), np.arange(12), 0, "x"):
+        with pytest.raises(ModelFileError, match="sliding_window_pattern"):
+            _other("gemma3", **window, attention__sliding_window_pattern=bad)
+    assert _other("gemma3", attention__sliding_window=32768).window is None
+
+
+def test_mistral_and_granite_keys() -> None:
+    assert _other("llama", attention__sliding_window=4096).local_layers == {0}
+    granite = _other("granite", embedding_scale=12.0, residual_scale=0.22, logit_scale=8.0,
+                     attention__scale=0.015625)  # fmt: skip
+    assert (granite.embedding_scale, granite.residual_scale) == (12.0, 0.22)
+    assert (granite.logit_scale, granite.score_scale) == (0.125, 0.015625)
+
+
+def test_phi3_takes_the_factors_of_its_context() -> None:
+    """Short contexts the short ones, longer contexts the long ones; both must be there."""
+    file = {"rope__scaling__type": "longrope", "rope__scaling__original_context_length": 4096,
+            "rope__scaling__attn_factor": 1.19, "context_length": 32768}  # fmt: skip
+    phi3 = _other("phi3", **file)
+    assert phi3.rope_scaling == RopeScaling(magnitude=1.19)
+    factors = {f"rope_factors_{n}.weight": tensor(16) for n in ("short", "long")}
+    tensors = decoder_tensors(phi3) | factors
+    for n_ctx, wanted in ((4096, "short"), (4097, "long")):
+        graph = build_graph(phi3.for_context(n_ctx), tensors)
+        used = {op.operand("factors").name for op in graph.operations if op.name == "rope"}
+        assert used == {f"rope_factors_{wanted}.weight"}
+    del tensors["rope_factors_short.weight"]
+    with pytest.raises(ModelFileError, match=r"rope_factors_short.weight is missing"):
+        build_graph(phi3, tensors)
+
+
 def test_unknown_architectures_are_listed() -> None:
     file = _file()
     for name in ("gpt-neox", 3, None):
         file.metadata["general.architecture"] = name
         with pytest.raises(ModelFileError, match="architecture"):
             ModelConfig.from_gguf(file)
-    with pytest.raises(UnsupportedModelError, match="got 'mamba', wanted llama or qwen2"):
+    with pytest.raises(UnsupportedModelError, match="got 'mamba', wanted llama or qwen2 or"):
         build_graph(replace(TINY, architecture="mamba"), decoder_tensors(TINY))
 
 
@@ -186,4 +267,6 @@ def test_graphs_verify_and_round_trip(architecture: str) -> None:
     graph = build_graph(config, decoder_tensors(config))
     verify(graph)
     assert parse_graph(print_graph(graph)) == graph
-    assert len(graph.operations) == 18 + 3
+    # Beside llama's: norms of heads, norms behind branches; parts of two matmuls for five matmuls.
+    more = {"qwen3": 4, "gemma2": 4, "gemma3": 8, "phi3": 2}
+    assert len(graph.operations) == 18 + 3 + more.get(architecture, 0)

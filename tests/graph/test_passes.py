@@ -232,6 +232,20 @@ CASES: dict[str, list[tuple[str, list[str], list[str] | None]]] = {
             ["%1 = silu(%y)", "%2 = swiglu(%x, %1)", "return %2"],
         ),
     ],
+    "fuse_geglu": [
+        (
+            "gate first",
+            ["%0 = gelu(%x)", "%1 = mul(%0, %y)", "return %1"],
+            ["%1 = geglu(%x, %y)", "return %1"],
+        ),
+        (
+            "gate second",
+            ["%0 = gelu(%x)", "%1 = mul(%y, %0)", "return %1"],
+            ["%1 = geglu(%x, %y)", "return %1"],
+        ),
+        ("a silu: no", ["%0 = silu(%x)", "%1 = mul(%0, %y)", "return %1"], None),
+        ("squared: no", ["%0 = gelu(%x)", "%1 = mul(%0, %0)", "return %1"], None),
+    ],
     "fuse_residual": [
         (
             "with bias, and moved below what it adds",

@@ -62,7 +62,7 @@ BROKEN = {
     "V1": _with(MATMUL, lambda op: replace(op, results=(Value("x", _typed("T", 64)),))),
     "V2": GOOD.with_operations([GOOD.operations[i] for i in (MATMUL, SCALE, FIRST, SECOND)]),
     "V3": _with(SCALE, lambda op: replace(op, arguments=(op.arguments[0], op.arguments[0]))),
-    "V4": _with(FIRST, lambda op: replace(op, attributes={**op.attributes, "window": 3})),
+    "V4": _with(FIRST, lambda op: replace(op, attributes={**op.attributes, "colour": 3})),
     "V5": _with(SECOND, lambda op: replace(op, results=(Value("3", _typed("T", 65)),))),
     "V6": _with(SCALE, _widened_gain),
     "V7": replace(GOOD, outputs=(Value("9", _typed("T", 64)),)),

@@ -56,14 +56,18 @@ class Cache:
                 "slots": slots.copy(), "positions": positions.copy()}  # fmt: skip
 
 
-def _attend(cache: Cache, case: dict[str, Any], group: int, level: str = "host") -> Any:
+def _attend(
+    cache: Cache, case: dict[str, Any], group: int, level: str = "host", **static: Any
+) -> Any:
     head_dim = cache.keys.shape[3]
-    kernel = attend(head_dim=head_dim, group=group)
+    kernel = attend(head_dim=head_dim, group=group, **static)
     units = len(case["q"]) * case["n_heads"] // group
     return run(kernel, level, case, units, ["y"], attend_scratch_nbytes(group, head_dim))["y"]
 
 
-def _float64(cache: Cache, case: dict[str, Any]) -> Any:
+def _float64(
+    cache: Cache, case: dict[str, Any], window: int = 0, softcap: float = 0.0
+) -> Any:
     """Softmax attention on the rounded keys and values."""
     n_kv_heads, head_dim = cache.keys.shape[2:]
     keys, values = (x.astype(np.float16).astype(np.float64) for x in (cache.keys, cache.values))
@@ -71,8 +75,11 @@ def _float64(cache: Cache, case: dict[str, Any]) -> Any:
     y = np.zeros(q.shape)
     for t, (slot, position) in enumerate(zip(case["slots"], case["positions"], strict=True)):
         for h in range(case["n_heads"]):
-            seen = (slot, slice(position + 1), h * n_kv_heads // case["n_heads"])
+            first = max(0, position + 1 - window) if window else 0
+            seen = (slot, slice(first, position + 1), h * n_kv_heads // case["n_heads"])
             score = keys[seen] @ q[t, h].astype(np.float64) * case["scale"]
+            if softcap:
+                score = softcap * np.tanh(score / softcap)
             weight = np.exp(score - score.max())
             y[t, h] = weight @ values[seen] / weight.sum()
     return y.reshape(case["q"].shape)
@@ -137,6 +144,49 @@ def test_is_close_to_float64(head_dim: int) -> None:
     got, wanted = _attend(cache, case, 3), _float64(cache, case)
     bound = (head_dim + 800 / 16) * 2.0**-24 * np.abs(cache.values).max()
     assert np.abs(got - wanted).max() <= bound
+
+
+WINDOWED = [(t % 2, p) for t, p in enumerate([0, 15, 16, 40, 255, 256, 300, 511, 512, 520, 799])]
+
+
+@pytest.mark.parametrize(("window", "softcap"), [
+    (1, 0.0), (15, 0.0), (16, 2.0), (17, 0.0), (255, 0.0), (256, 0.0), (300, 3.0), (900, 0.0),
+    (0, 1.5),
+])  # fmt: skip
+def test_windows_and_softcaps_are_close_to_float64(window: int, softcap: float) -> None:
+    """Windows that begin inside a page, at a page, at a segment, and before all keys."""
+    cache = Cache.filled(800, 2, 32)
+    case = cache.case(4, WINDOWED, 1.0)
+    got = _attend(cache, case, 2, window=window, softcap=softcap)
+    wanted = _float64(cache, case, window, softcap)
+    assert np.abs(got - wanted).max() <= 600 * 2.0**-24 * np.abs(cache.values).max()
+
+
+@pytest.mark.parametrize("window", [3, 20])
+def test_windows_have_the_same_bits_everywhere(window: int) -> None:
+    cache = Cache.filled(300, 1, 16)
+    case = cache.case(2, [(0, 2), (1, 30), (0, 258), (1, 290)], 0.5)
+    wanted = _attend(cache, case, 2, "eager", window=window, softcap=2.0)
+    for level in levels():
+        got = _attend(cache, case, 2, level, window=window, softcap=2.0)
+        assert_same_bits(got, wanted, f"window {window} on {level}")
+
+
+def test_keys_before_the_window_are_selected_away() -> None:
+    """NaNs and absent pages outside the window must not be seen: 0 * NaN is NaN."""
+    cache = Cache.filled(600, 1, 32)
+    case = cache.case(2, [(0, 599)], 0.2)
+    wanted = _attend(cache, case, 2, window=40)
+    pool = case["base"].copy().view(np.uint16).reshape(-1, 2, 16 * 32)
+    pool[cache.pages[0, 35], 1] = 0x7E00  # values of positions 560 to 575
+    pool[cache.pages[0, 35], 0] = 0x7E00
+    table = cache.pages.copy()
+    table[0, :35] = -(2**30)  # following it would leave the pool
+    spoilt = {**case, "base": pool.view(np.uint8).reshape(-1), "pages": table}
+    alone = _attend(cache, spoilt, 2, window=24)
+    assert np.isfinite(alone).all() and np.isfinite(wanted).all()
+    assert_same_bits(alone, _attend(cache, case, 2, window=24), "spoilt")
+    assert np.isnan(_attend(cache, spoilt, 2, window=25)).any(), "the window ends too early"
 
 
 def test_the_group_does_not_change_the_bits() -> None:

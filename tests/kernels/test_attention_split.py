@@ -45,6 +45,22 @@ def test_equals_the_kernel_that_is_not_cut(position: int) -> None:
             assert_same_bits(got, wanted, f"position {position}, segments out of order")
 
 
+@pytest.mark.parametrize("window", [1, 30, 256, 257, 700])
+@pytest.mark.parametrize("position", [10, 255, 256, 800])
+def test_windows_equal_the_kernel_that_is_not_cut(position: int, window: int) -> None:
+    """Segments before the window are neither computed nor merged."""
+    cache = Cache.filled(position + 5, 2, 32, seed=position)
+    case = cache.case(4, [(1, position)], 0.3)
+    static = {"window": window, "softcap": 4.0}
+    wanted = _attend(cache, case, 2, **static)
+    kernel = attend_split(head_dim=32, group=2, kv_type="f16", **static)
+    args = _split(case, position, 32)
+    units, scratch = 2 * args["n_segments"], attend_scratch_nbytes(2, 32)
+    got = run(kernel, "host", args, units, ["y", "arrived"], scratch)
+    assert_same_bits(got["y"], wanted, f"position {position}, window {window}")
+    assert not got["arrived"].any()
+
+
 def test_all_forms_give_the_same_bits() -> None:
     cache = Cache.filled(300, 1, 16)
     args = _split(cache.case(2, [(0, 280)], 0.25), 280, 16)

@@ -1,13 +1,14 @@
-"""exp, the root of softmax and silu, against float64."""
+"""exp, tanh and gelu, on which softmax, gates and caps stand, against float64."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ignis.kernels import math
-from ignis.kernels.lang import Builder, Value, f32, kernel, ptr
+from ignis.kernels.lang import Builder, Kernel, Value, f32, kernel, ptr
 from tests.kernels.helpers import assert_same_bits, hostile_floats, run, run_everywhere
 
 
@@ -70,3 +71,54 @@ def test_exp_has_the_same_bits_everywhere_and_for_scalars() -> None:
     y = run_everywhere(exp16(), {"x": x, "y": np.zeros_like(x)}, len(x) // 16)
     scalars = run(exp1(), "host", {"x": x, "y": np.zeros_like(x)}, len(x), ["y"])["y"]
     assert_same_bits(scalars, y, "scalar exp")
+
+
+@kernel(x=ptr, y=ptr)
+def tanh16(k: Builder, *, x: Value, y: Value, begin: Value, end: Value, scratch: Value) -> None:
+    """tanh of rows of 16."""
+    for i in k.range(begin, end):
+        y.at(i * 64).store(math.tanh(k, x.at(i * 64).load(f32.x(16))))
+
+
+@kernel(x=ptr, y=ptr)
+def gelu16(k: Builder, *, x: Value, y: Value, begin: Value, end: Value, scratch: Value) -> None:
+    """gelu of rows of 16."""
+    for i in k.range(begin, end):
+        y.at(i * 64).store(math.gelu(k, x.at(i * 64).load(f32.x(16))))
+
+
+def _units(kernel: Kernel, x: Any, wanted: Any) -> float:
+    """The largest error in units of the last place."""
+    got = run(kernel, "host", {"x": x, "y": np.zeros_like(x)}, len(x) // 16, ["y"])["y"]
+    ulp = np.spacing(np.maximum(np.abs(wanted), 2.0**-126).astype(np.float32))
+    return float((abs(got - wanted) / ulp).max())
+
+
+def test_tanh_is_within_two_units_in_the_last_place() -> None:
+    x = np.concatenate([np.linspace(-12, 12, 1 << 18), np.linspace(-0.7, 0.7, 1 << 18)])
+    x = x.astype(np.float32)
+    assert _units(tanh16(), x, np.tanh(x.astype(np.float64))) < 2
+    tiny = np.logspace(-42, -1, 1 << 12).astype(np.float32)
+    assert _units(tanh16(), tiny, np.tanh(tiny.astype(np.float64))) < 2
+
+
+def test_gelu_is_within_four_units_in_the_last_place() -> None:
+    """Down to -10; below, the true value is under 2^-122 and the result is -0."""
+    x = np.linspace(-10, 12, 1 << 19).astype(np.float32)
+    wide = x.astype(np.float64)
+    slope = -2 * np.sqrt(2 / np.pi)
+    wanted = wide / (1 + np.exp(slope * (wide + 0.044715 * wide**3)))
+    assert _units(gelu16(), x, wanted) < 4
+
+
+@pytest.mark.parametrize(("kernel", "edges"), [
+    (tanh16(), [0.0, 0.0, 1.0, -1.0, np.nan]), (gelu16(), [0.0, -0.0, np.inf, -0.0, np.nan]),
+])  # fmt: skip
+def test_tanh_and_gelu_have_the_same_bits_everywhere(kernel: Kernel, edges: list[float]) -> None:
+    rng = np.random.default_rng(2)
+    x = np.concatenate([
+        np.array([0.0, -0.0, np.inf, -np.inf, np.nan, *[0.5] * 11], np.float32),
+        rng.uniform(-12, 12, 2048).astype(np.float32), hostile_floats(rng, 1024),
+    ])  # fmt: skip
+    y = run_everywhere(kernel, {"x": x, "y": np.zeros_like(x)}, len(x) // 16)
+    assert_same_bits(y[:5], np.array(edges, np.float32), "edges")

@@ -45,7 +45,7 @@ def test_a_record_names_its_kernel_and_words(library: Library) -> None:
 
 
 def test_numbers_are_the_bits_of_an_f32(library: Library) -> None:
-    args = {"x": 1, "gain": 2, "y": 3, "n": 4, "eps": 1e-5}
+    args = {"x": 1, "gain": 2, "y": 3, "n": 4, "n_groups": 1, "eps": 1e-5}
     plan = CompiledPlan([Launch(None, rmsnorm(), args, units=1)], library, 1)
     at = [name for name, _ in rmsnorm().params].index("eps")
     assert words(plan, 0)[at] == int(np.float32(1e-5).view(np.int32))

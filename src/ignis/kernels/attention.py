@@ -82,9 +82,12 @@ def attend(
     k: Builder, *, q: Value, y: Value, base: Value, positions: Value, slots: Value,
     pages: Value, pages_per_slot: Value, n_pages: Value, n_heads: Value, n_kv_heads: Value,
     scale: Value, begin: Value, end: Value, scratch: Value,
-    head_dim: int, group: int, kv_type: str = "f16",
+    head_dim: int, group: int, kv_type: str = "f16", window: int = 0, softcap: float = 0.0,
 ) -> None:  # fmt: skip
     """Each query head's softmax-weighted mean of the values at positions 0 to its own.
+
+    With a `window` only its last positions, the own included, are seen; segments that lie outside
+    altogether are not merged. With a `softcap` scores become softcap * tanh(score / softcap).
 
     q and y are f32[T, H*C]; y may be q. Unit u is token u // (H / group) and the chunk
     u % (H / group) of `group` query heads, which share one key head: `group` divides H / K.
@@ -100,7 +103,7 @@ def attend(
         slot = slots.at(token * 4).load(i32).to(i64)
         head = chunk * group * n_kv_heads // n_heads
         offset = (token * n_heads + chunk * group) * (head_dim * f32.nbytes)
-        keys = Keys(table, slot, head, position)
+        keys = Keys(table, slot, head, position, window, softcap)
         _attend_unit(k, q.at(offset), y.at(offset), keys, scale, scratch, group)
 
 
@@ -129,12 +132,33 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys and values that one query sees: positions 0 to `last` of one key head."""
+    """The keys and values that one query sees: positions up to `last` of one key head.
+
+    Those from 0 on, or the last `window` of them; scores beyond `softcap` are bent to it.
+    """
 
     table: PageTable
     slot: Value
     head: Value
     last: Value
+    window: int = 0
+    softcap: float = 0.0
+
+    @property
+    def first(self) -> Value:
+        """The first position that is seen."""
+        k = self.table.k
+        if not self.window:
+            return k.const(i64, 0)
+        return k.maximum(self.last - (self.window - 1), k.const(i64, 0))
+
+    def first_page(self, segment: Value) -> Value:
+        """The first position, relative to the segment's, of a page that holds a seen key."""
+        k = self.table.k
+        if not self.window:
+            return k.const(i64, 0)
+        first = k.maximum(self.first - segment, k.const(i64, 0))
+        return first - first % PAGE
 
     def page(self, index: Value) -> Value:
         return self.table.page(self.slot, self.head, index)
@@ -147,21 +171,22 @@ def _attend_unit(
     outputs = scratch.at(group * SEGMENT * f32.nbytes)  # f32[group][C], unnormalized
     maxima = [k.var(k.const(f32, 0.0)) for _ in range(group)]
     sums = [k.var(k.const(f32, 0.0)) for _ in range(group)]
-    for first in k.range(0, keys.last + 1, SEGMENT):
+    begin = keys.first // SEGMENT * SEGMENT
+    for first in k.range(begin, keys.last + 1, SEGMENT):
         scores_of_segment(k, q, keys, first, scale, scratch, group)
         old_factors, new_factors = [], []
         for head in range(group):
             row = scratch.at(head * SEGMENT * f32.nbytes)
-            maximum, total = softmax_of_segment(k, row, first, keys.last)
+            maximum, total = softmax_of_segment(k, row, first, keys)
             # The first segment has nothing before it; its factors are not used.
             m1, l1 = maxima[head].get(), sums[head].get()
-            m = k.select(first == 0, maximum, k.maximum(m1, maximum))
+            m = k.select(first == begin, maximum, k.maximum(m1, maximum))
             a1, a2 = math.exp(k, m1 - m), math.exp(k, maximum - m)
             maxima[head].set(m)
-            sums[head].set(k.select(first == 0, total, k.fma(l1, a1, total * a2)))
+            sums[head].set(k.select(first == begin, total, k.fma(l1, a1, total * a2)))
             old_factors.append(a1)
             new_factors.append(a2)
-        _values(k, keys, first, scratch, outputs, old_factors, new_factors)
+        _values(k, keys, first, first == begin, scratch, outputs, old_factors, new_factors)
     for head in range(group):
         total = sums[head].get().splat(PAGE)
         for d in range(0, head_dim, PAGE):
@@ -180,7 +205,7 @@ def scores_of_segment(
     head_dim, element = keys.table.head_dim, keys.table.element
     vector, factor = f32.x(PAGE), scale.splat(PAGE)
     n_pages = k.minimum(keys.last + 1 - first, k.const(i64, SEGMENT)) + (PAGE - 1)
-    for index in k.range(0, n_pages // PAGE, _PAGES_AT_ONCE):
+    for index in k.range(keys.first_page(first) // PAGE, n_pages // PAGE, _PAGES_AT_ONCE):
         pages = [
             keys.page(k.minimum(first // PAGE + index + i, keys.last // PAGE))
             for i in range(_PAGES_AT_ONCE)
@@ -198,26 +223,33 @@ def scores_of_segment(
         for head in range(group):
             for i, chain in enumerate(chains[head]):
                 place = index * (PAGE * f32.nbytes) + (head * SEGMENT + i * PAGE) * f32.nbytes
-                scores.at(place).store(chain.get() * factor)
+                score = chain.get() * factor
+                if keys.softcap:
+                    score = math.softcap(k, score, k.const(vector, keys.softcap))
+                scores.at(place).store(score)
 
 
-def softmax_of_segment(k: Builder, scores: Value, first: Value, last: Value) -> tuple[Value, Value]:
+def softmax_of_segment(k: Builder, scores: Value, first: Value, keys: Keys) -> tuple[Value, Value]:
     """Replace the scores of a segment by exp(score - maximum); return maximum and sum."""
     vector = f32.x(PAGE)
-    n_keys = k.minimum(last + 1 - first, k.const(i64, SEGMENT))
+    n_keys = k.minimum(keys.last + 1 - first, k.const(i64, SEGMENT))
+    begin = keys.first_page(first)
     lanes = k.const(i32.x(PAGE), list(range(PAGE)))
 
     def visible(key: Value) -> Value:
-        return lanes < (n_keys - key).to(i32).splat(PAGE)
+        seen = lanes < (n_keys - key).to(i32).splat(PAGE)
+        if keys.window:
+            seen = seen & (lanes >= (keys.first - first - key).to(i32).splat(PAGE))
+        return seen
 
     largest = k.var(k.const(vector, float("-inf")))
-    for key in k.range(0, n_keys, PAGE):
+    for key in k.range(begin, n_keys, PAGE):
         score = scores.at(key * f32.nbytes).load(vector)
         masked = k.select(visible(key), score, float("-inf"))
         largest.set(k.maximum(largest.get(), masked))
     maximum = k.tree_max(largest.get())
     sums = k.var(k.const(vector, 0.0))
-    for key in k.range(0, n_keys, PAGE):
+    for key in k.range(begin, n_keys, PAGE):
         place = scores.at(key * f32.nbytes)
         weight = math.exp(k, place.load(vector) - maximum.splat(PAGE))
         weight = k.select(visible(key), weight, 0.0)
@@ -227,7 +259,7 @@ def softmax_of_segment(k: Builder, scores: Value, first: Value, last: Value) -> 
 
 
 def _values(
-    k: Builder, keys: Keys, first: Value, weights: Value, outputs: Value,
+    k: Builder, keys: Keys, first: Value, is_first: Value, weights: Value, outputs: Value,
     old_factors: Sequence[Value], new_factors: Sequence[Value],
 ) -> None:  # fmt: skip
     """outputs[head][d]: the segment's weighted values, merged with those of earlier segments."""
@@ -238,9 +270,9 @@ def _values(
             for d, chain in zip(dims, chains[head], strict=True):
                 place = outputs.at((head * keys.table.head_dim + d) * f32.nbytes)
                 a1, a2 = old_factors[head].splat(PAGE), new_factors[head].splat(PAGE)
-                for _ in k.when(first == 0):
+                for _ in k.when(is_first):
                     place.store(chain)
-                for _ in k.when(first > 0):
+                for _ in k.when(is_first == 0):
                     place.store(k.fma(place.load(f32.x(PAGE)), a1, chain * a2))
 
 
@@ -261,9 +293,12 @@ def weighted_sum(
     vector, element = f32.x(PAGE), table.element
     chains = [[k.var(k.const(vector, 0.0)) for _ in dims] for _ in range(group)]
     n_keys = k.minimum(keys.last + 1 - first, k.const(i64, SEGMENT))
-    for page_key in k.range(0, n_keys, PAGE):
+    for page_key in k.range(keys.first_page(first), n_keys, PAGE):
         page = keys.page((first + page_key) // PAGE).at(table.values_at)
-        for row in k.range(k.minimum(n_keys - page_key, k.const(i64, PAGE))):
+        begin = k.const(i64, 0)
+        if keys.window:
+            begin = k.maximum(keys.first - first - page_key, begin)
+        for row in k.range(begin, k.minimum(n_keys - page_key, k.const(i64, PAGE))):
             value_row = page.at(row * (table.head_dim * element.nbytes))
             values = [
                 value_row.at(d * element.nbytes).load(element.x(PAGE)).to(f32) for d in dims

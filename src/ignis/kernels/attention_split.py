@@ -42,6 +42,7 @@ def attend_split(
     pages: Value, pages_per_slot: Value, n_pages: Value, n_heads: Value, n_kv_heads: Value,
     scale: Value, partials: Value, arrived: Value, n_segments: Value, max_segments: Value,
     begin: Value, end: Value, scratch: Value, head_dim: int, group: int, kv_type: str = "f16",
+    window: int = 0, softcap: float = 0.0,
 ) -> None:  # fmt: skip
     """`attend` for one token. Unit u is chunk u // n_segments and segment u % n_segments.
 
@@ -55,20 +56,26 @@ def attend_split(
     row_nbytes = (head_dim + PAGE) * f32.nbytes
     for unit in k.range(begin, end):
         chunk, segment = unit // n_segments, unit % n_segments
-        keys = Keys(table, slot, chunk * group * n_kv_heads // n_heads, position)
+        kv_head = chunk * group * n_kv_heads // n_heads
+        keys = Keys(table, slot, kv_head, position, window, softcap)
         offset = chunk * (group * head_dim * f32.nbytes)
         rows = [
             partials.at((chunk * group + head) * max_segments * row_nbytes)
             for head in range(group)
         ]
         here = [row.at(segment * row_nbytes) for row in rows]
-        _segment(k, q.at(offset), keys, segment * SEGMENT, scale, scratch, here)
+        first = keys.first // SEGMENT
+        if window:
+            for _ in k.when(segment >= first):
+                _segment(k, q.at(offset), keys, segment * SEGMENT, scale, scratch, here)
+        else:
+            _segment(k, q.at(offset), keys, segment * SEGMENT, scale, scratch, here)
         count = k.fetch_add(arrived.at(chunk * 8), k.const(i64, 1))
         for _ in k.when(count + 1 == n_segments):
             arrived.at(chunk * 8).store(k.const(i64, 0), align=8)
             for head, row in enumerate(rows):
                 out = y.at(offset + head * head_dim * f32.nbytes)
-                _merge(k, row, row_nbytes, n_segments, out, head_dim)
+                _merge(k, row.at(first * row_nbytes), row_nbytes, n_segments - first, out, head_dim)
 
 
 def _segment(
@@ -80,7 +87,7 @@ def _segment(
     scores_of_segment(k, q, keys, first, scale, scratch, group)
     for head, row in enumerate(rows):
         scores = scratch.at(head * SEGMENT * f32.nbytes)
-        maximum, total = softmax_of_segment(k, scores, first, keys.last)
+        maximum, total = softmax_of_segment(k, scores, first, keys)
         row.at(head_dim * f32.nbytes).store(maximum)
         row.at((head_dim + 1) * f32.nbytes).store(total)
     for dims in value_tiles(head_dim, group):

@@ -20,6 +20,17 @@ _EXP_Q = (
 # Below the first every result rounds to zero, above the second to infinity.
 _EXP_LOWEST, _EXP_HIGHEST = -105.0, 90.0
 _F32_MAX = 3.4028234663852886e38
+# tanh(x) = x + x^3 * p(x^2) on |x| <= 0.6; p is minimax for the relative error (1.5e-9).
+_TANH_P = (
+    0.0022310626227408648, -0.00826708972454071, 0.021734438836574554, -0.053952474147081375,
+    0.13333247601985931, -0.3333333134651184,
+)  # fmt: skip
+_TANH_NEAR = 0.6
+# gelu(x) = x / (1 + exp(x * (A + B x^2))) with A = -2 sqrt(2 / pi) and B = 0.044715 A, each as a
+# float and what that float lacks. Below -10 the result is smaller than 2^-122.
+_GELU_A, _GELU_A_LOW = -1.5957691669464111, 4.534068054340423e-08
+_GELU_B, _GELU_B_LOW = -0.07135481387376785, -2.3988324659995897e-09
+_GELU_FAR = 10.0
 
 
 def exp(k: Builder, x: Value) -> Value:
@@ -46,6 +57,49 @@ def silu(k: Builder, x: Value) -> Value:
     """x / (1 + exp(-x)); minus infinity gives minus zero, its limit."""
     quotient = x / (exp(k, -x) + 1.0)
     return k.select(x < -_F32_MAX, -0.0, quotient)
+
+
+def tanh(k: Builder, x: Value) -> Value:
+    """The hyperbolic tangent within two units in the last place; +0 for either zero."""
+    size = k.absolute(x)
+    square = x * x
+    p = k.const(x.type, _TANH_P[0])
+    for coefficient in _TANH_P[1:]:
+        p = k.fma(p, square, k.const(x.type, coefficient))
+    near = k.fma(x * square, p, x)
+    # From 10 on the result is one; doubling infinity is harmless, its product above is not used.
+    far = 1.0 - 2.0 / (exp(k, size + size) + 1.0)
+    return k.select(size < _TANH_NEAR, near, k.select(x < 0.0, -far, far))
+
+
+def gelu(k: Builder, x: Value) -> Value:
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) within four units in the last place.
+
+    The same as x / (1 + exp(y)) for y = x * (A + B x^2), which loses nothing by cancellation. y is
+    kept as a sum of two floats: exp makes a relative error of an absolute one, and y grows to 87.
+    Minus infinity gives minus zero, its limit.
+    """
+    inside = k.select(x < -_GELU_FAR, -_GELU_FAR, x)
+    inside = k.select(inside > _GELU_FAR, _GELU_FAR, inside)
+    a, b = k.const(x.type, _GELU_A), k.const(x.type, _GELU_B)
+    square = inside * inside
+    cubic = b * square
+    bracket = a + cubic
+    added = bracket - a
+    low = (a - (bracket - added)) + (cubic - added)  # what the sum lost (Knuth's two-sum)
+    low = low + k.fma(b, square, -cubic) + _GELU_A_LOW
+    low = k.fma(b, k.fma(inside, inside, -square), low)
+    low = k.fma(k.const(x.type, _GELU_B_LOW), square, low)
+    y = inside * bracket
+    y_low = k.fma(inside, low, k.fma(inside, bracket, -y))
+    e = exp(k, y)
+    quotient = x / (k.fma(e, y_low, e) + 1.0)
+    return k.select(x < -_GELU_FAR, -0.0, quotient)
+
+
+def softcap(k: Builder, x: Value, cap: Value) -> Value:
+    """cap * tanh(x / cap): x where it is small, never beyond the cap."""
+    return cap * tanh(k, x / cap)
 
 
 def _power_of_two(k: Builder, n: Value) -> Value:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ignis.errors import UsageError
 from ignis.gguf import GGUFFile
 from ignis.graph.ir import Graph, Operation, Value
+from ignis.graph.ir.rope import RopeScaling
 from ignis.graph.models import ModelConfig
 from ignis.graph.passes.plan_memory import MemoryPlan, plan_memory
 from ignis.kernels import matmul
@@ -262,12 +263,13 @@ class NativeEngine:
     def _rope_table(self, op: Operation) -> int:
         """The table of a rope op, shared by all that turn alike."""
         factors = op.operand("factors")
-        key = (op.attributes["base"], op.attributes["n_rot"], factors)
+        scaling = RopeScaling.of(op.attributes)
+        key = (op.attributes["base"], op.attributes["n_rot"], factors, scaling)
         if key not in self._rope_tables:
             array = None if factors is None else self._file.array(factors.name)
             base, n_rot = op.attributes["base"], op.attributes["n_rot"]
             assert isinstance(base, float) and isinstance(n_rot, int)
-            self._rope_tables[key] = RopeTable(base, n_rot, array, self.n_ctx)
+            self._rope_tables[key] = RopeTable(base, n_rot, array, self.n_ctx, scaling)
         return self._rope_tables[key].address
 
     def _pack(self) -> None:

@@ -140,15 +140,24 @@ def _launch(op: Operation, kernel: Kernel, args: Mapping[str, Argument], units: 
 
 
 def _normalize(op: Operation, at: Surroundings) -> list[Launch]:
-    return _by_token(op, at, norm.normalize(), ("x",), eps=_number(op, "eps"))
+    return _by_token(op, at, norm.normalize(), ("x",), **_groups(op), eps=_number(op, "eps"))
 
 
 def _scale(op: Operation, at: Surroundings) -> list[Launch]:
-    return _by_token(op, at, norm.scale(), ("x", "gain"))
+    return _by_token(op, at, norm.scale(), ("x", "gain"), **_groups(op))
 
 
 def _rmsnorm(op: Operation, at: Surroundings) -> list[Launch]:
-    return _by_token(op, at, norm.rmsnorm(), ("x", "gain"), eps=_number(op, "eps"))
+    return _by_token(
+        op, at, norm.rmsnorm(), ("x", "gain"), **_groups(op), eps=_number(op, "eps")
+    )
+
+
+def _groups(op: Operation) -> dict[str, Argument]:
+    """The elements of a row that are normalized together, and how many such groups it has."""
+    width = _width(op)
+    group = int(op.attributes.get("group", width))  # type: ignore[arg-type]
+    return {"n": group, "n_groups": width // group}
 
 
 def _rope(op: Operation, at: Surroundings) -> list[Launch]:
@@ -172,6 +181,24 @@ def _silu(op: Operation, at: Surroundings) -> list[Launch]:
 
 def _swiglu(op: Operation, at: Surroundings) -> list[Launch]:
     return _by_token(op, at, elementwise.swiglu(), ("gate", "up"))
+
+
+def _gelu(op: Operation, at: Surroundings) -> list[Launch]:
+    return _by_token(op, at, elementwise.gelu(), ("x",))
+
+
+def _geglu(op: Operation, at: Surroundings) -> list[Launch]:
+    return _by_token(op, at, elementwise.geglu(), ("gate", "up"))
+
+
+def _scale_by(op: Operation, at: Surroundings) -> list[Launch]:
+    return _by_token(op, at, elementwise.scale_by(), ("x",), factor=_number(op, "factor"))
+
+
+def _columns(op: Operation, at: Surroundings) -> list[Launch]:
+    (x,) = op.operands
+    return _by_token(op, at, elementwise.columns(), ("x",), first=_count(op, "first"),
+                     width=int(x.type.shape[1]))  # fmt: skip
 
 
 def _quantize(op: Operation, at: Surroundings) -> list[Launch]:
@@ -212,14 +239,17 @@ def _attend(op: Operation, at: Surroundings) -> list[Launch]:
     args = _pages(op, at, _count(op, "n_kv_heads"))
     args |= {"q": at.operand(op, "q"), "y": at.address(op.result), "n_heads": n_heads,
              "scale": _number(op, "scale")}  # fmt: skip
+    limits = {n: op.attributes[n] for n in ("window", "softcap") if n in op.attributes}
     per = "T"
     if at.n_tokens == 1:  # cut at segments, so that a long context keeps every thread busy
         per = "S"
-        kernel = attention_split.attend_split(head_dim=head_dim, group=group, kv_type="f16")
+        kernel = attention_split.attend_split(
+            head_dim=head_dim, group=group, kv_type="f16", **limits
+        )
         args |= {"partials": at.cache.partials_address, "arrived": at.cache.arrived_address,
                  "n_segments": "S", "max_segments": at.cache.max_segments}  # fmt: skip
     else:
-        kernel = attention.attend(head_dim=head_dim, group=group, kv_type="f16")
+        kernel = attention.attend(head_dim=head_dim, group=group, kv_type="f16", **limits)
     return [Launch(op, kernel, args, units=n_heads // group, per=per, shared=True,
                    reads=_cached(op) | set(_operands(op, "q")), writes=frozenset({op.result}),
                    scratch_nbytes=attention.attend_scratch_nbytes(group, head_dim))]  # fmt: skip
@@ -255,6 +285,21 @@ def _matmul_group(op: Operation, at: Surroundings) -> list[Launch]:
         operands = {"x": op.x, "weight": weight, "bias": bias}
         part = Matmul.create(operands, {}, [result.name])
         launches += [replace(launch, op=op, part=part) for launch in _matmul(part, at)]
+    return launches
+
+
+def _logits(op: Operation, at: Surroundings) -> list[Launch]:
+    """The product, then the cap over it in place where there is one."""
+    launches = _matmul(op, at)
+    if "softcap" in op.attributes:
+        n = _width(op)
+        n_chunks = -(-n // elementwise.CHUNK)
+        args: dict[str, Argument] = {
+            "x": at.address(op.result), "n": n, "n_chunks": n_chunks, "cap": _number(op, "softcap")
+        }  # fmt: skip
+        both = frozenset({op.result})
+        launches.append(Launch(op, elementwise.softcap(), args, n_chunks, both, both, per="R",
+                               shared=True))  # fmt: skip
     return launches
 
 
@@ -308,5 +353,6 @@ _LOWERINGS: Mapping[str, Callable[[Operation, Surroundings], list[Launch]]] = {
     "normalize": _normalize, "scale": _scale, "rmsnorm": _rmsnorm, "rope": _rope, "add": _add,
     "mul": _mul, "silu": _silu, "swiglu": _swiglu, "quantize": _quantize,
     "attention": _attention, "rope_store": _rope_store, "attend": _attend,
-    "matmul": _matmul, "matmul_group": _matmul_group, "logits": _matmul,
+    "matmul": _matmul, "matmul_group": _matmul_group, "logits": _logits,
+    "gelu": _gelu, "geglu": _geglu, "scale_by": _scale_by, "columns": _columns,
 }  # fmt: skip

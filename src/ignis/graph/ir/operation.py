@@ -150,6 +150,30 @@ class Attribute(Generic[A]):
             )
 
 
+class OptionalAttribute(Attribute[A]):
+    """Declares an attribute that may be left out: it then reads as None and is not printed."""
+
+    @overload  # type: ignore[override]  # an optional attribute reads as A | None
+    def __get__(self, op: None, owner: type[Operation]) -> Self: ...
+    @overload
+    def __get__(self, op: Operation, owner: type[Operation]) -> A | None: ...
+    def __get__(self, op: Operation | None, owner: type[Operation]) -> Self | A | None:
+        if op is None:
+            return self
+        value: Any = op.attributes.get(self.name)
+        return value  # type: ignore[no-any-return]  # `check` has seen its type
+
+    def check(self, op: Operation) -> None:
+        """Raise GraphError if the op has an invalid value for this attribute."""
+        if self.name in op.attributes:
+            super().check(op)
+
+
+def optional(spec: Attribute[A]) -> OptionalAttribute[A]:
+    """The same attribute, but it may be left out."""
+    return OptionalAttribute(spec.kind, valid=spec.valid, wanted=spec.wanted)
+
+
 def count() -> Attribute[int]:
     """An attribute that is a positive number of things."""
     return Attribute(int, valid=lambda n: n > 0, wanted="an integer above 0")

@@ -8,7 +8,8 @@ IEEE 754 rounds in one way. What reaches a kernel is rounded once to f32 (NUMERI
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -23,13 +24,86 @@ F32: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 MAX_ANGLE = 2**24
 """Positions times frequency must stay below this: the reduction is exact up to here."""
 
+_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781641")
 _HALF_PI = Fraction("1.57079632679489661923132169163975144209858469968755291048747229615390820")
 
 
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How a model was stretched to a longer context.
+
+    `divisor` divides all angles (linear interpolation). YaRN (arXiv 2309.00071, 3.2) leaves the
+    fast pairs below `ramp_low` alone, slows those above `ramp_high` by the divisor, and mixes
+    linearly between; it also makes the rotated values larger, by `magnitude`.
+    """
+
+    divisor: float = 1.0
+    ramp_low: int | None = None
+    ramp_high: int | None = None
+    magnitude: float = 1.0
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> RopeScaling:
+        """The scaling that a rope op's attributes say."""
+        names = ("divisor", "ramp_low", "ramp_high", "magnitude")
+        return cls(**{name: attributes[name] for name in names if name in attributes})
+
+    @property
+    def attributes(self) -> dict[str, float | int]:
+        """The attributes of a rope op that say the same; none for what changes nothing."""
+        said: dict[str, float | int] = {}
+        if self.divisor != 1:
+            said["divisor"] = self.divisor
+            if self.ramp_low is not None and self.ramp_high is not None:
+                said |= {"ramp_low": self.ramp_low, "ramp_high": self.ramp_high}
+        if self.magnitude != 1:
+            said["magnitude"] = self.magnitude
+        return said
+
+    @classmethod
+    def yarn(
+        cls, factor: float, base: float, n_rot: int, n_ctx: int, *, beta_fast: float = 32.0,
+        beta_slow: float = 1.0, magnitude: float = 1.0,
+    ) -> RopeScaling:  # fmt: skip
+        """YaRN from a model trained on `n_ctx` positions; `magnitude` comes on top of its own.
+
+        Pairs that turn more than `beta_fast` times in n_ctx positions stay, those that turn less
+        than `beta_slow` times are slowed.
+        """
+        context = Context(prec=50)
+
+        def pair(n_turns: float) -> Decimal:
+            ratio = context.divide(Decimal(n_ctx), context.multiply(Decimal(n_turns), 2 * _PI))
+            return n_rot * context.ln(ratio) / (2 * context.ln(Decimal(base)))
+
+        low, high = math.floor(pair(beta_fast)), math.ceil(pair(beta_slow))
+        grown = float(1 + context.ln(Decimal(factor)) / 10) if factor > 1 else 1.0
+        low, high = max(0, low), max(0, min(n_rot - 1, high))
+        return cls(factor, low, high, grown * magnitude)
+
+    def scaled(self, frequency: Decimal, pair: int, context: Context) -> Decimal:
+        """The frequency of a pair that would turn at `frequency` unscaled."""
+        slow = context.divide(frequency, Decimal(self.divisor))
+        if self.ramp_low is None or self.ramp_high is None:
+            return slow
+        width = max(Decimal("0.001"), Decimal(self.ramp_high - self.ramp_low))
+        ramp = context.divide(Decimal(pair - self.ramp_low), width)
+        kept = 1 - min(Decimal(1), max(Decimal(0), ramp))
+        return slow * (1 - kept) + frequency * kept
+
+
+UNSCALED = RopeScaling()
+
+
 def rope_frequencies(
-    base: float, n_rot: int, factors: np.ndarray[Any, Any] | Sequence[float] | None = None
+    base: float,
+    n_rot: int,
+    factors: np.ndarray[Any, Any] | Sequence[float] | None = None,
+    scaling: RopeScaling = UNSCALED,
 ) -> F64:
     """base^(-2i/n_rot), divided by factors[i] where given: float64 [n_rot/2], rounded once.
+
+    `scaling` is applied to that; its magnitude is not part of a frequency.
 
     Raises: GraphError for a base or a factor that is not a finite number above zero.
     """
@@ -43,12 +117,15 @@ def rope_frequencies(
     frequencies = []
     for i, divisor in enumerate(divisors):
         exponent = context.divide(context.multiply(log_base, Decimal(-2 * i)), Decimal(n_rot))
-        frequencies.append(float(context.divide(context.exp(exponent), Decimal(divisor))))
+        frequency = context.divide(context.exp(exponent), Decimal(divisor))
+        frequencies.append(float(scaling.scaled(frequency, i, context)))
     return np.array(frequencies, dtype=np.float64)
 
 
-def rope_table(positions: np.ndarray[Any, Any], frequencies: F64) -> tuple[F32, F32]:
-    """Cosine and sine of position * frequency, float32 [n, n_rot/2] each.
+def rope_table(
+    positions: np.ndarray[Any, Any], frequencies: F64, magnitude: float = 1.0
+) -> tuple[F32, F32]:
+    """Cosine and sine of position * frequency, times `magnitude`, float32 [n, n_rot/2] each.
 
     Every entry is the f32 next to the true value, or a tie's neighbour: the error before the one
     rounding to f32 is below 2^-50 relative.
@@ -71,7 +148,7 @@ def rope_table(positions: np.ndarray[Any, Any], frequencies: F64) -> tuple[F32, 
     sin = np.where(swap, cosine, sine)
     cos = np.where((quadrant == 1) | (quadrant == 2), -cos, cos)
     sin = np.where(quadrant >= 2, -sin, sin)
-    return cos.astype(np.float32), sin.astype(np.float32)
+    return (magnitude * cos).astype(np.float32), (magnitude * sin).astype(np.float32)
 
 
 def _split(value: Fraction, bits: int) -> tuple[float, Fraction]:

@@ -2,38 +2,61 @@
 
 from __future__ import annotations
 
-import math
-
 from ignis.graph.ir import Value
 from ignis.graph.models.lowering import Lowering
 
 
-def self_attention(m: Lowering, i: int, x: Value, *, qkv_bias: bool = False) -> Value:
+def self_attention(
+    m: Lowering,
+    i: int,
+    x: Value,
+    *,
+    qkv_bias: bool = False,
+    head_norms: bool = False,
+    rope: bool = True,
+) -> Value:
     """Grouped-query attention with rope on the normalized stream; a matmul at its end.
 
     `qkv_bias` demands biases on q, k and v; otherwise they are used where the file has them.
+    `head_norms` normalizes each head of q and k; without `rope` nothing tells positions apart.
     """
     c, blk = m.config, f"blk.{i}"
     n_query, n_key = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
     q = m.linear(x, f"{blk}.attn_q", n_query, needs_bias=qkv_bias)
     k = m.linear(x, f"{blk}.attn_k", n_key, needs_bias=qkv_bias)
     v = m.linear(x, f"{blk}.attn_v", n_key, needs_bias=qkv_bias)
-    attended = m.b.attention(
-        m.rope(q),
-        m.rope(k),
+    if head_norms:
+        q, k = m.head_norm(q, f"{blk}.attn_q_norm"), m.head_norm(k, f"{blk}.attn_k_norm")
+    if rope:
+        q, k = m.rope(q, i), m.rope(k, i)
+    return m.linear(attention(m, i, q, k, v), f"{blk}.attn_output", c.n_embd)
+
+
+def attention(m: Lowering, i: int, q: Value, k: Value, v: Value) -> Value:
+    """Attention of layer i as the model's numbers say: scale, window and cap."""
+    c = m.config
+    limits: dict[str, int | float] = {}
+    if c.window is not None and i in c.local_layers:
+        limits["window"] = c.window
+    if c.attention_softcap is not None:
+        limits["softcap"] = c.attention_softcap
+    return m.b.attention(
+        q,
+        k,
         v,
         layer=i,
         n_heads=c.n_heads,
         n_kv_heads=c.n_kv_heads,
         head_dim=c.head_dim,
-        scale=1.0 / math.sqrt(c.head_dim),  # IEEE square root and division: the same everywhere
+        scale=c.score_scale,
+        **limits,
     )
-    return m.linear(attended, f"{blk}.attn_output", c.n_embd)
 
 
-def feed_forward(m: Lowering, i: int, x: Value) -> Value:
-    """The SwiGLU block on the normalized stream."""
+def feed_forward(m: Lowering, i: int, x: Value, *, activation: str = "silu") -> Value:
+    """The gated block on the normalized stream: `activation` is "silu" or "gelu"."""
     c, blk = m.config, f"blk.{i}"
     gate = m.linear(x, f"{blk}.ffn_gate", c.n_ff)
     up = m.linear(x, f"{blk}.ffn_up", c.n_ff)
-    return m.linear(m.b.mul(m.b.silu(gate), up), f"{blk}.ffn_down", c.n_embd)
+    gated = m.b.gelu(gate) if activation == "gelu" else m.b.silu(gate)
+    return m.linear(m.b.mul(gated, up), f"{blk}.ffn_down", c.n_embd)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+import numpy as np
+
 from ignis.errors import ModelFileError, UnsupportedModelError
+from ignis.graph.ir.rope import UNSCALED, RopeScaling
 from ignis.graph.models.lowering import Tensor
 from ignis.graph.models.registry import find_architecture
 
@@ -22,19 +25,23 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "attention.clamp_kqv": (0,),
         "attention.max_alibi_bias": (0,),
         "attention.scale": (0,),
+        "attention.sliding_window": (0,),
         "attn_logit_softcapping": (0,),
         "embedding_scale": (0, 1),
         "expert_count": (0,),
         "final_logit_softcapping": (0,),
         "logit_scale": (0, 1),
         "residual_scale": (0, 1),
-        "rope.scale_linear": (0, 1),
-        "rope.scaling.attn_factor": (0, 1),
-        "rope.scaling.factor": (0, 1),
-        "rope.scaling.type": ("none",),
+        "rope.freq_base_swa": (0,),
+        "rope.scaling.yarn_attn_factor": (0, 1),
+        "rope.scaling.yarn_ext_factor": (-1, 1),
+        "rope.scaling.yarn_log_multiplier": (0,),
     }
 )
-"""Keys that change a model's meaning, and the values that leave it alone. Others are refused."""
+"""Keys that change a model's meaning, and the values that leave it alone. Others are refused,
+
+unless the architecture honours the key.
+"""
 
 
 class ModelFile(Protocol):
@@ -66,8 +73,39 @@ class ModelConfig:
     rope_dim: int
     rope_style: str
     tied_output: bool
+    rope_scaling: RopeScaling = UNSCALED
+    local_rope_base: float | None = None
+    """Of the layers with a sliding window, where it differs; they are not stretched then."""
+    long_rope_above: int | None = None
+    """Contexts of more positions take the second set of frequency factors, where there are two."""
+    n_ctx: int | None = None
+    """Positions of the context that the model is compiled for, where they make a difference."""
+    window: int | None = None
+    """Positions that a token of the `local_layers` sees, its own among them."""
+    local_layers: frozenset[int] = frozenset()
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     source: str = field(default="model", compare=False)
     """The file, for errors."""
+
+    @property
+    def score_scale(self) -> float:
+        """What attention multiplies scores by."""
+        # IEEE square root and division: the same everywhere.
+        return self.attention_scale or 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def is_long_context(self) -> bool:
+        """Whether the second of two sets of frequency factors counts."""
+        return (self.n_ctx or 0) > (self.long_rope_above or 0)
+
+    def for_context(self, n_ctx: int) -> ModelConfig:
+        """This model in a context of `n_ctx` positions."""
+        return self if self.long_rope_above is None else replace(self, n_ctx=n_ctx)
 
     @classmethod
     def from_gguf(cls, file: ModelFile) -> ModelConfig:
@@ -84,7 +122,7 @@ class ModelConfig:
         architecture = find_architecture(name, source)
         read = _Reader(source, name, file.metadata)
         n_ctx_train = read.count("context_length")
-        read.refuse_features(n_ctx_train)
+        read.refuse_features(architecture.honours)
         n_embd, n_heads = read.count("embedding_length"), read.count("attention.head_count")
         n_kv_heads = read.count("attention.head_count_kv", n_heads)
         if n_heads % n_kv_heads:
@@ -97,9 +135,15 @@ class ModelConfig:
         rope_dim = read.count("rope.dimension_count", head_dim)
         if rope_dim % 2 or rope_dim > head_dim:
             raise read.bad("rope.dimension_count", f"an even number up to {head_dim}")
-        return cls(
+        n_layers = read.count("block_count")
+        rope_base = read.positive("rope.freq_base", 10000.0, least=1.0)
+        scaling, long_rope_above = _rope_scaling(read, rope_base, rope_dim, n_ctx_train)
+        window = read.optional_count("attention.sliding_window")
+        if window is not None and window >= n_ctx_train:
+            window = None
+        config = cls(
             architecture=name,
-            n_layers=read.count("block_count"),
+            n_layers=n_layers,
             n_embd=n_embd,
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
@@ -108,12 +152,26 @@ class ModelConfig:
             n_vocab=_vocabulary_size(file, source),
             n_ctx_train=n_ctx_train,
             norm_eps=read.positive("attention.layer_norm_rms_epsilon"),
-            rope_base=read.positive("rope.freq_base", 10000.0, least=1.0),
+            rope_base=rope_base,
             rope_dim=rope_dim,
             rope_style=architecture.rope_style,
             tied_output="output.weight" not in file.tensors,
+            rope_scaling=scaling,
+            local_rope_base=read.optional_positive("rope.freq_base_swa"),
+            long_rope_above=long_rope_above,
+            window=window,
+            local_layers=read.local_layers(n_layers, architecture.window_pattern)
+            if window else frozenset(),
+            attention_scale=read.optional_positive("attention.scale"),
+            attention_softcap=read.optional_positive("attn_logit_softcapping"),
+            logit_softcap=read.optional_positive("final_logit_softcapping"),
+            embedding_scale=read.optional_positive("embedding_scale") or 1.0,
+            residual_scale=read.optional_positive("residual_scale") or 1.0,
+            # Files name the divisor of logits.
+            logit_scale=1.0 / (read.optional_positive("logit_scale") or 1.0),
             source=source,
         )
+        return architecture.complete(config)
 
 
 class _Reader:
@@ -143,15 +201,44 @@ class _Reader:
             raise self.bad(key, wanted)
         return float(value)
 
-    def refuse_features(self, n_ctx_train: int) -> None:
+    def optional_count(self, key: str) -> int | None:
+        """A count; None where there is none, or 0."""
+        return None if self._get(key, 0) == 0 else self.count(key)
+
+    def optional_positive(self, key: str) -> float | None:
+        """A number above zero; None where there is none, or 0."""
+        value = self._get(key, 0)
+        return None if isinstance(value, int | float) and value == 0 else self.positive(key)
+
+    def choice(self, key: str, default: str, choices: tuple[str, ...]) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str) or value not in choices:
+            raise self.unsupported(key, " or ".join(choices))
+        return value
+
+    def local_layers(self, n_layers: int, default_pattern: int) -> frozenset[int]:
+        """The layers that a sliding window is for: all but every n-th, or those that are marked."""
+        key = "attention.sliding_window_pattern"
+        pattern = self._get(key, default_pattern)
+        if isinstance(pattern, np.ndarray):
+            if pattern.dtype != np.bool_ or len(pattern) < n_layers:
+                raise self.bad(key, f"a number, or a truth value for each of {n_layers} layers")
+            return frozenset(np.flatnonzero(pattern[:n_layers]).tolist())
+        n = self.count(key, default_pattern)
+        return frozenset(i for i in range(n_layers) if n == 1 or i % n < n - 1)
+
+    def refuse_features(self, honoured: Collection[str]) -> None:
         """Refuse what would change the result: never ignore it."""
         for key, neutral in _NEUTRAL.items():
             value = self._get(key, neutral[0])
-            if not isinstance(value, int | float | str) or value not in neutral:
+            if key in honoured:
+                continue
+            if key == "attention.sliding_window":  # as wide as the context: no window
+                n_ctx = self.count("context_length")
+                if not isinstance(value, int) or 0 != value < n_ctx:
+                    raise self.unsupported(key, f"{n_ctx} or more, or none")
+            elif not isinstance(value, int | float | str) or value not in neutral:
                 raise self.unsupported(key, " or ".join(map(repr, neutral)))
-        window = self._get("attention.sliding_window", 0)
-        if not isinstance(window, int) or 0 != window < n_ctx_train:
-            raise self.unsupported("attention.sliding_window", f"{n_ctx_train} or more, or none")
 
     def bad(self, key: str, wanted: str) -> ModelFileError:
         return ModelFileError(
@@ -175,6 +262,32 @@ class _Reader:
             return "nothing"
         shown = isinstance(value, bool | int | float | str)
         return repr(value)[:80] if shown else f"a {type(value).__name__}"
+
+
+def _rope_scaling(
+    read: _Reader, base: float, n_rot: int, n_ctx_train: int
+) -> tuple[RopeScaling, int | None]:
+    """How rope is stretched, and the context above which the long factors count, if any do."""
+    key = "rope.scaling.factor" if "rope.scaling.factor" in read else "rope.scale_linear"
+    factor = read.optional_positive(key)
+    kinds = ("none", "linear", "yarn", "longrope")
+    kind = read.choice("rope.scaling.type", "linear" if factor else "none", kinds)
+    magnitude = read.optional_positive("rope.scaling.attn_factor") or 1.0
+    n_ctx_before = read.count("rope.scaling.original_context_length", n_ctx_train)
+    if kind == "none":
+        return RopeScaling(magnitude=magnitude), None
+    if kind == "longrope":  # the factors are tensors
+        return RopeScaling(magnitude=magnitude), n_ctx_before
+    if factor is None:
+        raise read.bad("rope.scaling.factor", f"a number above 0, for scaling of type {kind}")
+    if kind == "linear":
+        return RopeScaling(factor, magnitude=magnitude), None
+    scaling = RopeScaling.yarn(
+        factor, base, n_rot, n_ctx_before, magnitude=magnitude,
+        beta_fast=read.positive("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=read.positive("rope.scaling.yarn_beta_slow", 1.0),
+    )  # fmt: skip
+    return scaling, None
 
 
 def _vocabulary_size(file: ModelFile, source: str) -> int:

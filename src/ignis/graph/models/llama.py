@@ -1,7 +1,8 @@
-"""llama: pre-norm, grouped-query attention, SwiGLU; biases where the file has them.
+"""llama and mistral: pre-norm, grouped-query attention, SwiGLU; biases where the file has them.
 
 GGUF stores the rows of q and k permuted for interleaved rope. Llama 3.1 and later bring
-frequency factors as the tensor `rope_freqs.weight`.
+frequency factors as the tensor `rope_freqs.weight`. Mistral files call themselves llama; those of
+the first version see a sliding window.
 """
 
 from __future__ import annotations
@@ -18,4 +19,9 @@ def layer(m: Lowering, i: int, x: Value) -> Value:
     return m.b.add(x, feed_forward(m, i, m.norm(x, f"blk.{i}.ffn_norm")))
 
 
-LLAMA = Architecture("llama", rope_style="interleaved", layer=layer)
+LLAMA = Architecture(
+    "llama",
+    rope_style="interleaved",
+    layer=layer,
+    honours=frozenset({"attention.sliding_window"}),
+)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ignis.errors import ModelFileError, UnsupportedModelError
 from ignis.graph.ir import Builder, Graph, TensorType, Value
+from ignis.graph.ir.rope import UNSCALED
 from ignis.graph.ir.types import A8_BLOCK, BLOCK_FORMATS, WEIGHT_FORMATS
 
 if TYPE_CHECKING:
@@ -105,19 +106,44 @@ class Lowering:
         gain = self.weight(f"{name}.weight", (self.config.n_embd,), ("f32",))
         return self.b.scale(self.b.normalize(x, eps=self.config.norm_eps), gain)
 
-    def rope(self, x: Value) -> Value:
+    def head_norm(self, x: Value, name: str) -> Value:
+        """RMSNorm of each head of q or k by `name`.weight."""
+        c = self.config
+        gain = self.weight(f"{name}.weight", (c.head_dim,), ("f32",))
+        normalized = self.b.normalize(x, eps=c.norm_eps, group=c.head_dim)
+        return self.b.scale(normalized, gain, group=c.head_dim)
+
+    def scale_by(self, x: Value, factor: float) -> Value:
+        """x times a number, or x itself where the number is 1."""
+        return x if factor == 1 else self.b.scale_by(x, factor=factor)
+
+    def rope(self, x: Value, layer: int) -> Value:
         """Rotate the heads of q or k, by the file's frequency factors where it has them."""
-        c, factors = self.config, None
-        if "rope_freqs.weight" in self._tensors:
-            factors = self.weight("rope_freqs.weight", (c.rope_dim // 2,), ("f32",))
+        c = self.config
+        is_local = layer in c.local_layers and c.local_rope_base is not None
+        scaling = UNSCALED if is_local else c.rope_scaling
         return self.b.rope(
             x,
-            factors=factors,
+            factors=self._rope_factors(),
             style=c.rope_style,
             head_dim=c.head_dim,
             n_rot=c.rope_dim,
-            base=c.rope_base,
+            base=c.local_rope_base if is_local else c.rope_base,
+            **scaling.attributes,
         )
+
+    def _rope_factors(self) -> Value | None:
+        """One set for all contexts, or one for short and one for long contexts."""
+        shape = (self.config.rope_dim // 2,)
+        if self.config.long_rope_above is not None:
+            both = [
+                self.weight(f"rope_factors_{name}.weight", shape, ("f32",))
+                for name in ("short", "long")
+            ]
+            return both[self.config.is_long_context]
+        if "rope_freqs.weight" in self._tensors:
+            return self.weight("rope_freqs.weight", shape, ("f32",))
+        return None
 
     def finish(self, output: Value) -> Graph:
         """The graph, once every tensor of the file has found its place in it."""
@@ -152,11 +178,14 @@ def build_graph(
     m = Lowering(config, tensors, constant)
     embedding = m.matrix("token_embd.weight", config.n_vocab, config.n_embd)
     x = m.b.input("x", TensorType("f32", ("T", config.n_embd)))
+    x = m.scale_by(x, config.embedding_scale)
     for i in range(config.n_layers):
         x = architecture.layer(m, i, x)
-    x = m.norm(x, "output_norm")
+    x = m.scale_by(m.norm(x, "output_norm"), config.logit_scale)
     if config.tied_output:
         output = embedding
     else:
         output = m.matrix("output.weight", config.n_vocab, config.n_embd)
+    if config.logit_softcap is not None:
+        return m.finish(m.b.logits(x, output, softcap=config.logit_softcap))
     return m.finish(m.b.logits(x, output))

@@ -7,11 +7,19 @@ from types import MappingProxyType
 
 from ignis.errors import UnsupportedModelError
 from ignis.graph.models.architecture import Architecture
+from ignis.graph.models.gemma2 import GEMMA2
+from ignis.graph.models.gemma3 import GEMMA3
+from ignis.graph.models.granite import GRANITE
 from ignis.graph.models.llama import LLAMA
+from ignis.graph.models.phi3 import PHI3
 from ignis.graph.models.qwen2 import QWEN2
+from ignis.graph.models.qwen3 import QWEN3
+from ignis.graph.models.smollm3 import SMOLLM3
+
+_ALL = (LLAMA, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, GRANITE, SMOLLM3)
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {architecture.name: architecture for architecture in (LLAMA, QWEN2)}
+    {architecture.name: architecture for architecture in _ALL}
 )
 
 

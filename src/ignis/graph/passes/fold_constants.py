@@ -39,7 +39,7 @@ def fold_constants(graph: Graph) -> Graph:
 
 def _folded(op: Operation) -> Operation:
     if isinstance(op, Rmsnorm) and op.gain.splat == 1.0:
-        return Normalize.create({"x": op.x}, {"eps": op.eps}, [op.result.name])
+        return Normalize.create({"x": op.x}, op.attributes, [op.result.name])
     if isinstance(op, Rope | RopeStore) and op.factors is not None and op.factors.splat == 1.0:
         return op.with_operands(factors=None)
     if isinstance(op, Matmul) and op.bias is not None and _is_minus_zero(op.bias.splat):

@@ -26,7 +26,7 @@ def _fuse(op: Operation, private: Private) -> tuple[Operation, Operation] | None
     if not isinstance(op, Scale):
         return None
     norm = private.get(op.x)
-    if not isinstance(norm, Normalize):
+    if not isinstance(norm, Normalize) or norm.group != op.group:
         return None
     operands = {"x": norm.x, "gain": op.gain}
-    return norm, Rmsnorm.create(operands, {"eps": norm.eps}, [op.result.name])
+    return norm, Rmsnorm.create(operands, norm.attributes, [op.result.name])

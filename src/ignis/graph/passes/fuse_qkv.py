@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignis.graph.ir import Graph, Value
-from ignis.graph.ir.ops import Attention, Matmul, Rope, RopeStore
+from ignis.graph.ir.ops import Attention, Matmul, Normalize, Rmsnorm, Rope, RopeStore, Scale
 from ignis.graph.passes.rewrite import group_matmuls
 
 
@@ -33,8 +33,8 @@ def fuse_qkv(graph: Graph) -> Graph:
 
 
 def _projection(graph: Graph, value: Value) -> Matmul | None:
-    """The matmul that a value comes from, perhaps through rope."""
+    """The matmul that a value comes from, perhaps through norms of its heads and rope."""
     op = graph.producers.get(value)
-    if isinstance(op, Rope):
+    while isinstance(op, Rope | Rmsnorm | Normalize | Scale):
         op = graph.producers.get(op.x)
     return op if isinstance(op, Matmul) else None

@@ -12,6 +12,7 @@ from ignis.graph.passes.common_subexpressions import common_subexpressions
 from ignis.graph.passes.dead_code import dead_code
 from ignis.graph.passes.fold_constants import fold_constants
 from ignis.graph.passes.fuse_gate_up import fuse_gate_up
+from ignis.graph.passes.fuse_geglu import fuse_geglu
 from ignis.graph.passes.fuse_norm import fuse_norm
 from ignis.graph.passes.fuse_qkv import fuse_qkv
 from ignis.graph.passes.fuse_residual import fuse_residual
@@ -46,6 +47,7 @@ PIPELINE = (
     Pass("fold_constants", fold_constants),
     Pass("fuse_norm", fuse_norm),
     Pass("fuse_swiglu", fuse_swiglu),
+    Pass("fuse_geglu", fuse_geglu),
     Pass("fuse_residual", fuse_residual),
     Pass("rope_store", rope_store),
     Pass("quantize_activations", quantize_activations, required=True),

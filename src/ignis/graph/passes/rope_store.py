@@ -34,7 +34,7 @@ def rope_store(graph: Graph) -> Graph:
         attributes = {"layer": op.layer, **turn_q.attributes}
         store = RopeStore.create(operands, attributes, [turn_q.result.name])
         names = [spec.name for spec in Attend.attribute_specs]
-        kept = {name: op.attributes[name] for name in names}
+        kept = {name: op.attributes[name] for name in names if name in op.attributes}
         operations += [store, Attend.create({"q": store.result}, kept, [op.result.name])]
     return graph.with_operations([op for op in operations if op not in absorbed])
 
