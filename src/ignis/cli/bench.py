@@ -20,7 +20,8 @@ from ignis.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ignis.bench import Ceilings, EngineResult
+    from ignis.bench import EngineResult
+    from ignis.runtime.ceilings import Ceilings
 
 
 @click.command(short_help="measure the engines")

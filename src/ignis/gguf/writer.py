@@ -79,7 +79,7 @@ class GGUFWriter:
             raise UsageError(f"metadata value of '{key}' cannot be written: {error}",
                              where=self.path) from None
 
-    def add_tensor(self, name: str, array: FloatSource, format: str | BlockFormat = "f32",  # noqa: A002
+    def add_tensor(self, name: str, array: FloatSource, format: str | BlockFormat = "f32",
                    *, shape: Sequence[int] | None = None) -> None:
         """Add a tensor of floats, [N, K] or [K], encoded to `format` by plain rounding.
 
@@ -103,7 +103,7 @@ class GGUFWriter:
 
         self._add(name, shape, block, pieces)
 
-    def add_raw_tensor(self, name: str, shape: Sequence[int], format: str | BlockFormat,  # noqa: A002
+    def add_raw_tensor(self, name: str, shape: Sequence[int], format: str | BlockFormat,
                        data: RawSource) -> None:
         """Add a tensor whose bytes are in `format` already; `data` may be a function, too."""
 
@@ -164,7 +164,7 @@ class GGUFWriter:
             raise UsageError(f"shape of tensor '{name}'", where=self.path, got=got, wanted=wanted)
 
 
-def _block_format(format: str | BlockFormat) -> BlockFormat:  # noqa: A002
+def _block_format(format: str | BlockFormat) -> BlockFormat:
     if isinstance(format, BlockFormat):
         return format
     if format not in BLOCKS:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ignis.kernels import a8, panels
-from ignis.kernels.lang import Builder, Value, f32, i32, i64, kernel, ptr
+from ignis.kernels.lang import Builder, Value, f32, i64, kernel, ptr
 from ignis.kernels.panels import FORMATS, PanelFormat, PanelProducts, RowProducts
 from ignis.kernels.rows import ROWS, PanelRows
 from ignis.kernels.scales import FileHeader, Index, PanelHeader, Terms

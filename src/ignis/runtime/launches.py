@@ -21,13 +21,13 @@ from ignis.kernels import (
     matmul,
     matmul_float,
     norm,
-    panels,
 )
 from ignis.kernels.embed import embed
 from ignis.kernels.lang import Kernel
 from ignis.kernels.quantize import quantize
 from ignis.kernels.rope import rope
 from ignis.kernels.rope_store import rope_store, rope_store_scratch_nbytes
+from ignis.kernels.rows import ROWS
 from ignis.runtime.kv_cache import KVCache
 from ignis.runtime.step import StepTables
 from ignis.runtime.weights import WeightPlace
@@ -330,7 +330,7 @@ def _product(op: Operation, at: Surroundings) -> Launch:
         kernel = family(format=format)
         args |= {"n_tokens": rows}
     scratch = matmul.SUMS_NBYTES if packed else matmul.scratch_nbytes(format, n_values)
-    return _launch(op, kernel, args, -(-n_rows // panels.ROWS), gate=rows, shared=True,
+    return _launch(op, kernel, args, -(-n_rows // ROWS), gate=rows, shared=True,
                    scratch_nbytes=scratch)  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from ignis.errors import UsageError
 from ignis.gguf import GGUFFile
 from ignis.graph.ir import Graph
 from ignis.graph.ir.types import BLOCK_FORMATS
-from ignis.kernels.panels import FORMATS, ROWS
+from ignis.kernels.panels import FORMATS
+from ignis.kernels.rows import ROWS
 from ignis.runtime.cgroup import free_memory
 from ignis.runtime.memory import Memory, align
 
