@@ -1,4 +1,4 @@
-"""Small random models of both architectures, complete with a vocabulary, as GGUF files.
+"""Small random models of every architecture, complete with a vocabulary, as GGUF files.
 
     path = write_random_model(tmp_path / "m.gguf", architecture="qwen2", formats=("q8_0", "f16"))
 
@@ -7,9 +7,10 @@ The same options and seed give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,17 @@ class RandomModel:
     tied: bool = True
     biases: bool | None = None  # on q, k and v; as the architecture has them
     pre_tokenizer: str = "qwen2"
+    keys: Mapping[str, float | int | str] = field(default_factory=dict, hash=False)
+    """More hyperparameters, without the architecture's name: {"attention.sliding_window": 20}."""
     seed: int = 0
+
+    @property
+    def is_gemma(self) -> bool:
+        return self.architecture.startswith("gemma")
+
+    @property
+    def has_head_norms(self) -> bool:
+        return self.architecture in ("qwen3", "gemma3")
 
     @property
     def has_biases(self) -> bool:
@@ -64,7 +75,7 @@ class RandomModel:
         return path
 
     def _add_hyperparameters(self, writer: GGUFWriter) -> None:
-        values: dict[str, int | float] = {
+        values: dict[str, int | float | str] = {
             "block_count": self.n_layers,
             "context_length": self.n_ctx,
             "embedding_length": self.n_embd,
@@ -78,7 +89,7 @@ class RandomModel:
             "rope.dimension_count": self.rope_dim or self.head_dim,
         }
         writer.add("general.name", f"random {self.architecture}")
-        for key, value in values.items():
+        for key, value in (values | dict(self.keys)).items():
             writer.add(f"{self.architecture}.{key}", value)
 
     def _add_tensors(self, writer: GGUFWriter, n_vocab: int) -> None:
@@ -99,6 +110,10 @@ class RandomModel:
         if self.rope_factors:
             factors = np.linspace(1, 8, (self.rope_dim or self.head_dim) // 2)
             writer.add_tensor("rope_freqs.weight", factors.astype(np.float32), "f32")
+        if self.keys.get("rope.scaling.type") == "longrope":
+            for name, last in (("short", 1.5), ("long", 20)):
+                factors = np.linspace(1, last, (self.rope_dim or self.head_dim) // 2)
+                writer.add_tensor(f"rope_factors_{name}.weight", factors.astype(np.float32), "f32")
         for i in range(self.n_layers):
             self._add_layer(f"blk.{i}", matrix, vector)
 
@@ -106,16 +121,28 @@ class RandomModel:
         self, blk: str, matrix: Callable[..., None], vector: Callable[..., None]
     ) -> None:
         n_query, n_key = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        for name, n in (("attn_q", n_query), ("attn_k", n_key), ("attn_v", n_key)):
-            matrix(f"{blk}.{name}", n, self.n_embd)
-            if self.has_biases:
-                vector(f"{blk}.{name}.bias", n, 0, 0.5)
+        if self.architecture == "phi3":
+            matrix(f"{blk}.attn_qkv", n_query + 2 * n_key, self.n_embd)
+        else:
+            for name, n in (("attn_q", n_query), ("attn_k", n_key), ("attn_v", n_key)):
+                matrix(f"{blk}.{name}", n, self.n_embd)
+                if self.has_biases:
+                    vector(f"{blk}.{name}.bias", n, 0, 0.5)
         matrix(f"{blk}.attn_output", self.n_embd, n_query)
-        matrix(f"{blk}.ffn_gate", self.n_ff, self.n_embd)
-        matrix(f"{blk}.ffn_up", self.n_ff, self.n_embd)
+        if self.architecture == "phi3":
+            matrix(f"{blk}.ffn_up", 2 * self.n_ff, self.n_embd)
+        else:
+            matrix(f"{blk}.ffn_gate", self.n_ff, self.n_embd)
+            matrix(f"{blk}.ffn_up", self.n_ff, self.n_embd)
         matrix(f"{blk}.ffn_down", self.n_embd, self.n_ff)
-        for name in ("attn_norm", "ffn_norm"):
+        names = ["attn_norm", "ffn_norm"]
+        if self.is_gemma:
+            names += ["post_attention_norm", "post_ffw_norm"]
+        for name in names:
             vector(f"{blk}.{name}.weight", self.n_embd, 1, 0.2)
+        if self.has_head_norms:
+            for name in ("attn_q_norm", "attn_k_norm"):
+                vector(f"{blk}.{name}.weight", self.head_dim, 1, 0.2)
 
 
 def write_random_model(path: Path, **options: Any) -> Path:
@@ -123,8 +150,40 @@ def write_random_model(path: Path, **options: Any) -> Path:
     return RandomModel(**options).write(path)
 
 
+YARN: Mapping[str, float | int | str] = MappingProxyType({
+    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 256,
+})  # fmt: skip
+
+KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
+    "llama": {"architecture": "llama"},
+    "qwen2": {"architecture": "qwen2"},
+    "qwen3": {"architecture": "qwen3"},
+    "mistral": {"architecture": "llama", "keys": {"attention.sliding_window": 20}},
+    "gemma2": {"architecture": "gemma2", "n_layers": 3, "keys": {
+        "attention.sliding_window": 20, "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 3.0}},
+    "gemma3": {"architecture": "gemma3", "n_layers": 6, "rope_base": 1e6, "keys": {
+        "attention.sliding_window": 20, "rope.scaling.type": "linear",
+        "rope.scaling.factor": 8.0}},
+    "phi3": {"architecture": "phi3", "rope_dim": 16},
+    "phi3-long": {"architecture": "phi3", "tied": False, "keys": {
+        "rope.scaling.type": "longrope", "rope.scaling.original_context_length": 300,
+        "rope.scaling.attn_factor": 1.2}},
+    "granite": {"architecture": "granite", "keys": {
+        "embedding_scale": 6.0, "residual_scale": 0.22, "logit_scale": 4.0,
+        "attention.scale": 0.09}},
+    "smollm3": {"architecture": "smollm3", "n_layers": 4},
+    "llama-factors": {"architecture": "llama", "rope_factors": True},
+    "linear": {"architecture": "llama", "keys": {
+        "rope.scaling.type": "linear", "rope.scaling.factor": 4.0}},
+    "yarn": {"architecture": "qwen3", "keys": YARN},
+})  # fmt: skip
+"""Options by the kind of model: every architecture, every way to stretch rope."""
+
+
 def random_options(seed: int) -> RandomModel:
-    """A model of random shape and kind: every option varies, sizes around the vector width."""
+    """A llama or qwen2 of random shape: every option varies, sizes around the vector width."""
     rng = np.random.default_rng(seed)
 
     def pick(*choices: Any) -> Any:

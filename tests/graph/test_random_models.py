@@ -1,8 +1,8 @@
-"""Random files of both architectures: lowering and interpreter against a plain forward pass."""
+"""Random files of every architecture: lowering and interpreter against a plain forward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,19 @@ from ignis.graph.ir.interpreter import ReferenceCache, interpret
 from ignis.graph.models import ModelConfig, build_graph
 from ignis.graph.passes import plan_memory, run_pipeline
 from ignis.text import Tokenizer
-from tests.random_models import CONTROL, RandomModel, random_options, vocabulary
+from tests.random_models import CONTROL, KINDS, RandomModel, random_options, vocabulary
 
 Array = np.ndarray[Any, Any]
-IDS = [72, 101, 108, 108, 111, 299, 0, 256, 280, 17, 17]
+IDS = [72, 101, 108, 108, 111, 299, 0, 256, 280, 17, 17, *range(60, 78)]
 
 
-@pytest.fixture(params=range(12))
+@pytest.fixture(params=[*range(12), *KINDS])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RandomModel, GGUFFile]]:
-    options = random_options(request.param)
+    which = request.param
+    if isinstance(which, int):
+        options = random_options(which)
+    else:
+        options = RandomModel(formats=("q8_0", "f32"), seed=3, **KINDS[which])
     with open_gguf(options.write(tmp_path / "random.gguf")) as file:
         yield options, file
 
@@ -35,8 +39,49 @@ def _logits(graph: Graph, file: GGUFFile, **options: Any) -> Array:
     return interpret(graph, {"x": x}, file.array, ReferenceCache(), *table, **options)[0]
 
 
+def _yarn(theta: Array, keys: Mapping[str, Any], base: float, n_rot: int) -> tuple[Array, float]:
+    """Frequencies and growth as YaRN's paper has them, in float64."""
+    pairs = np.arange(n_rot // 2)
+    n_ctx, factor = keys["rope.scaling.original_context_length"], keys["rope.scaling.factor"]
+
+    def pair(n_turns: float) -> float:
+        return float(n_rot * np.log(n_ctx / (n_turns * 2 * np.pi)) / (2 * np.log(base)))
+
+    low, high = max(0, np.floor(pair(32))), min(n_rot - 1, np.ceil(pair(1)))
+    ramp = np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
+    return theta / factor * ramp + theta * (1 - ramp), 1 + 0.1 * np.log(factor)
+
+
+def _turns(o: RandomModel, file: GGUFFile, layer: int, n_tokens: int) -> Array:
+    """The complex number that each pair of each token is multiplied by: [T, 1, n_rot/2]."""
+    n_rot = o.rope_dim or o.head_dim
+    is_local = o.architecture == "gemma3" and layer % 6 != 5
+    base = 10000.0 if is_local else float(np.float32(o.rope_base))
+    theta = base ** (-np.arange(0, n_rot, 2) / n_rot)
+    kind, growth = o.keys.get("rope.scaling.type"), 1.0
+    if o.rope_factors:
+        theta = theta / file.array("rope_freqs.weight")
+    if kind == "longrope":
+        theta = theta / file.array("rope_factors_short.weight")
+        growth = float(np.float32(o.keys["rope.scaling.attn_factor"]))
+    if kind == "linear" and not is_local:
+        theta = theta / o.keys["rope.scaling.factor"]
+    if kind == "yarn":
+        theta, growth = _yarn(theta, o.keys, base, n_rot)
+    turns: Array = growth * np.exp(1j * np.arange(n_tokens)[:, None] * theta)[:, None, :]
+    return turns
+
+
 def _plain_forward(o: RandomModel, file: GGUFFile, ids: list[int]) -> Array:
     """The model as papers write it: whole sequence, no cache, complex numbers for rope."""
+
+    def key(name: str, default: float) -> float:
+        return float(np.float32(o.keys[name])) if name in o.keys else default
+
+    def capped(x: Array, name: str) -> Array:
+        cap = key(name, 0)
+        y: Array = cap * np.tanh(x / cap) if cap else x
+        return y
 
     def w(name: str) -> Array:
         return file.array(name).astype(np.float64)
@@ -47,45 +92,77 @@ def _plain_forward(o: RandomModel, file: GGUFFile, ids: list[int]) -> Array:
 
     def norm(x: Array, name: str) -> Array:
         eps = float(np.float32(1e-5))
-        y: Array = x / np.sqrt((x**2).mean(1, keepdims=True) + eps) * w(f"{name}.weight")
+        y: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * w(f"{name}.weight")
         return y
 
     n_rot = o.rope_dim or o.head_dim
-    theta = float(np.float32(o.rope_base)) ** (-np.arange(0, n_rot, 2) / n_rot)
-    if o.rope_factors:
-        theta = theta / w("rope_freqs.weight")
-    turn = np.exp(1j * np.arange(len(ids))[:, None] * theta)[:, None, :]
+    is_neox = o.architecture not in ("llama", "granite", "smollm3")
 
-    def rope(x: Array) -> Array:
-        x = x.reshape(len(ids), -1, o.head_dim).copy()
+    def rope(x: Array, turn: Array) -> Array:
+        x = x.copy()
         rotated = x[..., :n_rot]
         pairs = (
             rotated.reshape(*x.shape[:2], 2, -1).swapaxes(2, 3)
-            if o.architecture == "qwen2"
+            if is_neox
             else rotated.reshape(*x.shape[:2], -1, 2)
         )
         turned = (pairs[..., 0] + 1j * pairs[..., 1]) * turn
-        both = np.stack([turned.real, turned.imag], axis=2 if o.architecture == "qwen2" else 3)
+        both = np.stack([turned.real, turned.imag], axis=2 if is_neox else 3)
         x[..., :n_rot] = both.reshape(*x.shape[:2], n_rot)
         return x
 
-    x = w("token_embd.weight")[ids]
-    mask = np.triu(np.full((len(ids), len(ids)), -np.inf), 1)
+    def heads(x: Array, i: int) -> tuple[Array, Array, Array]:
+        n_query, n_key = o.n_heads * o.head_dim, o.n_kv_heads * o.head_dim
+        blk = f"blk.{i}"
+        if o.architecture == "phi3":
+            flat = np.split(linear(x, f"{blk}.attn_qkv"), [n_query, n_query + n_key], axis=1)
+        else:
+            flat = [linear(x, f"{blk}.attn_{name}") for name in "qkv"]
+        q, k, v = (part.reshape(len(ids), -1, o.head_dim) for part in flat)
+        if o.has_head_norms:
+            q, k = norm(q, f"{blk}.attn_q_norm"), norm(k, f"{blk}.attn_k_norm")
+        if o.architecture != "smollm3" or i % 4 != 3:
+            turn = _turns(o, file, i, len(ids))
+            q, k = rope(q, turn), rope(k, turn)
+        return q, k, v
+
+    def gated(x: Array, blk: str) -> Array:
+        if o.architecture == "phi3":
+            gate, up = np.split(linear(x, f"{blk}.ffn_up"), 2, axis=1)
+        else:
+            gate, up = linear(x, f"{blk}.ffn_gate"), linear(x, f"{blk}.ffn_up")
+        if o.is_gemma:
+            inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+            y: Array = gate * (1 + np.tanh(inner)) / 2 * up
+        else:
+            y = gate / (1 + np.exp(-gate)) * up
+        return y
+
+    def behind(branch: Array, name: str) -> Array:
+        return norm(branch, name) if o.is_gemma else branch * key("residual_scale", 1)
+
+    x = w("token_embd.weight")[ids] * key("embedding_scale", 1)
+    if o.is_gemma:
+        x = x * np.sqrt(o.n_embd)
+    behind_own = np.arange(len(ids))[:, None] - np.arange(len(ids))
     for i in range(o.n_layers):
-        h = norm(x, f"blk.{i}.attn_norm")
-        q, k = rope(linear(h, f"blk.{i}.attn_q")), rope(linear(h, f"blk.{i}.attn_k"))
-        v = linear(h, f"blk.{i}.attn_v").reshape(k.shape)
+        blk = f"blk.{i}"
+        q, k, v = heads(norm(x, f"{blk}.attn_norm"), i)
         k, v = (np.repeat(a, o.n_heads // o.n_kv_heads, axis=1) for a in (k, v))
-        scores = np.exp(np.einsum("thc,shc->hts", q, k) / np.sqrt(o.head_dim) + mask)
-        attended = np.einsum("hts,shc->thc", scores / scores.sum(-1, keepdims=True), v)
-        x = x + linear(attended.reshape(len(ids), -1), f"blk.{i}.attn_output")
-        h = norm(x, f"blk.{i}.ffn_norm")
-        gate = linear(h, f"blk.{i}.ffn_gate")
-        gated = gate / (1 + np.exp(-gate)) * linear(h, f"blk.{i}.ffn_up")
-        x = x + linear(gated, f"blk.{i}.ffn_down")
+        scores = np.einsum("thc,shc->hts", q, k) * key("attention.scale", o.head_dim**-0.5)
+        seen = behind_own >= 0
+        every = {"gemma2": 2, "gemma3": 6}.get(o.architecture, 0)
+        if not every or i % every != every - 1:
+            seen &= behind_own < o.keys.get("attention.sliding_window", len(ids))
+        weights = np.exp(np.where(seen, capped(scores, "attn_logit_softcapping"), -np.inf))
+        attended = np.einsum("hts,shc->thc", weights / weights.sum(-1, keepdims=True), v)
+        branch = linear(attended.reshape(len(ids), -1), f"{blk}.attn_output")
+        x = x + behind(branch, f"{blk}.post_attention_norm")
+        branch = linear(gated(norm(x, f"{blk}.ffn_norm"), blk), f"{blk}.ffn_down")
+        x = x + behind(branch, f"{blk}.post_ffw_norm")
     output = "token_embd.weight" if o.tied else "output.weight"
-    logits: Array = norm(x, "output_norm") @ w(output).T
-    return logits
+    logits = norm(x, "output_norm") @ w(output).T / key("logit_scale", 1)
+    return capped(logits, "final_logit_softcapping")
 
 
 def test_graph_and_optimised_graph_compute_the_model(model: tuple[RandomModel, GGUFFile]) -> None:

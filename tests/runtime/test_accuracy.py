@@ -20,19 +20,20 @@ from ignis.runtime.engine import ImperativeEngine
 from ignis.runtime.step import StepBatch
 from ignis.settings import Settings
 from tests.converters import llama_to_qwen2
-from tests.random_models import random_models, write_random_model
+from tests.random_models import KINDS, random_models, write_random_model
 from tests.runtime.engines import engine, feed, mean_kl
 
 EPSILON = 2.0**-24  # half a unit in the last place of f32, relative
 N_TOKENS = 24
 
 
-@pytest.mark.parametrize(("architecture", "formats"), [
+@pytest.mark.parametrize(("kind", "formats"), [
     ("llama", ("q8_0", "q4_0", "q4_1")), ("qwen2", ("f32", "f16", "bf16")),
-    ("qwen2", ("q4_1", "f16")),
+    ("qwen2", ("q4_1", "f16")), ("gemma2", ("q8_0", "f16")), ("gemma3", ("f32",)),
+    ("phi3", ("q4_0",)), ("granite", ("f32",)), ("yarn", ("q8_0",)),
 ])  # fmt: skip
 def test_every_op_on_the_engines_own_inputs(
-    tmp_path: Path, architecture: str, formats: tuple[str, ...]
+    tmp_path: Path, kind: str, formats: tuple[str, ...]
 ) -> None:
     """Each op, fed the bits that the engine fed it, agrees with its float64 meaning.
 
@@ -40,8 +41,7 @@ def test_every_op_on_the_engines_own_inputs(
     pointwise ops by a few units in the last place.
     """
     path = write_random_model(
-        tmp_path / "m.gguf", architecture=architecture, formats=formats, rope_factors=True,
-        tied=False,
+        tmp_path / "m.gguf", formats=formats, rope_factors=True, tied=False, **KINDS[kind]
     )  # fmt: skip
     with open_gguf(path) as file:
         runner, _, _ = compile_model(file, Settings(cache_dir=tmp_path), engine="imperative")

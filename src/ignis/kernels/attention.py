@@ -223,14 +223,14 @@ def scores_of_segment(
         for head in range(group):
             for i, chain in enumerate(chains[head]):
                 place = index * (PAGE * f32.nbytes) + (head * SEGMENT + i * PAGE) * f32.nbytes
-                score = chain.get() * factor
-                if keys.softcap:
-                    score = math.softcap(k, score, k.const(vector, keys.softcap))
-                scores.at(place).store(score)
+                scores.at(place).store(chain.get() * factor)
 
 
 def softmax_of_segment(k: Builder, scores: Value, first: Value, keys: Keys) -> tuple[Value, Value]:
-    """Replace the scores of a segment by exp(score - maximum); return maximum and sum."""
+    """Replace the scores of a segment by exp(score - maximum); return maximum and sum.
+
+    Scores are capped first, where there is a cap.
+    """
     vector = f32.x(PAGE)
     n_keys = k.minimum(keys.last + 1 - first, k.const(i64, SEGMENT))
     begin = keys.first_page(first)
@@ -244,7 +244,11 @@ def softmax_of_segment(k: Builder, scores: Value, first: Value, keys: Keys) -> t
 
     largest = k.var(k.const(vector, float("-inf")))
     for key in k.range(begin, n_keys, PAGE):
-        score = scores.at(key * f32.nbytes).load(vector)
+        place = scores.at(key * f32.nbytes)
+        score = place.load(vector)
+        if keys.softcap:
+            score = math.softcap(k, score, k.const(vector, keys.softcap))
+            place.store(score)
         masked = k.select(visible(key), score, float("-inf"))
         largest.set(k.maximum(largest.get(), masked))
     maximum = k.tree_max(largest.get())
