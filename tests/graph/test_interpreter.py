@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ignis.errors import GraphError
-from ignis.graph.ir import Graph, parse_graph
+from ignis.graph.ir import Graph, parse_graph, print_graph
 from ignis.graph.ir.a8 import dequantize_a8, quantize_a8
 from ignis.graph.ir.interpreter import ReferenceCache, interpret
 
@@ -20,6 +20,7 @@ W = {
     "w": RNG.normal(size=(3, 64)),
     "bias": RNG.normal(size=3),
     "gain": RNG.normal(size=64),
+    "small": np.linspace(0.5, 2, 16),
     "factors": np.array([1.0, 2.0, 4.0, 8.0]),
 }
 X, Y = RNG.normal(size=(2, 4, 64))
@@ -60,6 +61,10 @@ def _silu(v: float) -> float:
     return v / (1 + math.exp(-v))
 
 
+def _gelu(v: float) -> float:
+    return v / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
+
+
 def _rms(row: Array) -> float:
     return math.sqrt(sum(v * v for v in row) / len(row) + 1e-5)
 
@@ -69,6 +74,24 @@ ELEMENTWISE: dict[str, tuple[str, str, Callable[[int, int], float]]] = {
     "mul": ("mul(%x, %y) : f32[T,64]", "", lambda t, i: X[t, i] * Y[t, i]),
     "silu": ("silu(%x) : f32[T,64]", "", lambda t, i: _silu(X[t, i])),
     "swiglu": ("swiglu(%x, %y) : f32[T,64]", "", lambda t, i: _silu(X[t, i]) * Y[t, i]),
+    "gelu": ("gelu(%x) : f32[T,64]", "", lambda t, i: _gelu(X[t, i])),
+    "geglu": ("geglu(%x, %y) : f32[T,64]", "", lambda t, i: _gelu(X[t, i]) * Y[t, i]),
+    "scale_by": ("scale_by(%x) {factor = 2.5} : f32[T,64]", "", lambda t, i: X[t, i] * 2.5),
+    "heads normalized": (
+        "normalize(%x) {eps = 1e-05, group = 16} : f32[T,64]",
+        "",
+        lambda t, i: X[t, i] / _rms(X[t, i // 16 * 16 : i // 16 * 16 + 16]),
+    ),
+    "heads scaled": (
+        "scale(%x, @small) {group = 16} : f32[T,64]",
+        "@small: f32[16]",
+        lambda t, i: X[t, i] * W["small"][i % 16],
+    ),
+    "heads normalized and scaled": (
+        "rmsnorm(%x, @small) {eps = 1e-05, group = 16} : f32[T,64]",
+        "@small: f32[16]",
+        lambda t, i: X[t, i] / _rms(X[t, i // 16 * 16 : i // 16 * 16 + 16]) * W["small"][i % 16],
+    ),
     "scale": (
         "scale(%x, @gain) : f32[T,64]", "@gain: f32[64]", lambda t, i: X[t, i] * W["gain"][i],
     ),
@@ -135,6 +158,41 @@ def test_rope_turns_pairs_and_leaves_the_rest(style: str, factors: bool) -> None
     np.testing.assert_allclose(out, wanted, rtol=1e-10, atol=1e-12)
 
 
+def test_columns_are_a_part_of_each_row() -> None:
+    out = _run(_graph("columns(%x) {first = 5, width = 7} : f32[T,7]"))
+    assert np.array_equal(out, X[:, 5:12])
+    with pytest.raises(GraphError, match="columns outside the operand: got 60 to 65"):
+        _graph("columns(%x) {first = 60, width = 5} : f32[T,5]")
+
+
+@pytest.mark.parametrize("line", [
+    "normalize(%x) {eps = 1e-05, group = 24} : f32[T,64]",
+    "scale(%x, @gain) {group = 16} : f32[T,64]",
+])  # fmt: skip
+def test_groups_must_fit(line: str) -> None:
+    with pytest.raises(GraphError, match=r"not a number of groups|operand 'gain' does not fit"):
+        _graph(line, "@gain: f32[64]" if "gain" in line else "")
+
+
+def test_logits_can_be_capped() -> None:
+    graph = _graph('logits(%x, @w) {rows = "R", softcap = 3.0} : f32[R,3]', "@w: f32[3,64]")
+    wanted = [[3 * math.tanh(_dot(X[2], W["w"][n]) / 3) for n in range(3)]]
+    np.testing.assert_allclose(_run(graph, rows=[2]), wanted, rtol=1e-12)
+
+
+def test_rope_can_be_stretched() -> None:
+    """Pairs below the ramp turn as they did, those above it slower, and all grow."""
+    attributes = ('{style = "neox", head_dim = 64, n_rot = 64, base = 100.0, divisor = 4.0, '
+                  "ramp_low = 4, ramp_high = 12, magnitude = 1.5}")  # fmt: skip
+    out = _run(_graph(f"rope(%x) {attributes} : f32[T,64]"), positions=[0, 1, 7, 900])
+    for t, position in enumerate([0, 1, 7, 900]):
+        for i, share in ((0, 0.0), (4, 0.0), (6, 0.25), (8, 0.5), (12, 1.0), (31, 1.0)):
+            angle = position * 100.0 ** (-2 * i / 64) * (share / 4 + 1 - share)
+            u, v = X[t, i], X[t, i + 32]
+            wanted = 1.5 * (u * math.cos(angle) - v * math.sin(angle))
+            assert out[t, i] == pytest.approx(wanted, rel=1e-9, abs=1e-11)
+
+
 ATTENTION = parse_graph("""
 graph(%q: f32[T,64], %k: f32[T,32], %v: f32[T,32]) {
   %r = attention(%q, %k, %v) {layer = 3, n_heads = 4, n_kv_heads = 2, head_dim = 16, scale = 0.25} : f32[T,64]
@@ -143,15 +201,18 @@ graph(%q: f32[T,64], %k: f32[T,32], %v: f32[T,32]) {
 """)  # noqa: E501  # one operation a line
 
 
-def _attention_by_loops(q: Array, k: Array, v: Array) -> Array:
+def _attention_by_loops(
+    q: Array, k: Array, v: Array, window: int = 99, cap: Callable[[float], float] = float
+) -> Array:
     """One sequence from position 0, head by head and token by token."""
     out = np.zeros_like(q)
     for t in range(len(q)):
         for h in range(4):
             mine = slice(16 * h, 16 * h + 16)
             key = slice(16 * (h // 2), 16 * (h // 2) + 16)
-            weights = [math.exp(_dot(q[t, mine], k[s, key]) * 0.25) for s in range(t + 1)]
-            for s, weight in enumerate(weights):
+            seen = range(max(0, t + 1 - window), t + 1)
+            weights = [math.exp(cap(_dot(q[t, mine], k[s, key]) * 0.25)) for s in seen]
+            for s, weight in zip(seen, weights, strict=True):
                 out[t, mine] += weight / math.fsum(weights) * v[s, key]
     return out
 
@@ -165,6 +226,15 @@ def _qkv(n: int, seed: int = 0) -> dict[str, Array]:
 def test_attention_is_causal_and_grouped() -> None:
     qkv = _qkv(9)
     np.testing.assert_allclose(_run(ATTENTION, qkv), _attention_by_loops(**qkv), rtol=1e-11)
+
+
+@pytest.mark.parametrize("window", [1, 4, 9])
+def test_attention_in_a_window_with_capped_scores(window: int) -> None:
+    qkv = _qkv(9, 5)
+    limits = f"scale = 0.25, window = {window}, softcap = 0.5"
+    graph = parse_graph(print_graph(ATTENTION).replace("scale = 0.25", limits))
+    wanted = _attention_by_loops(**qkv, window=window, cap=lambda s: 0.5 * math.tanh(s / 0.5))
+    np.testing.assert_allclose(_run(graph, qkv), wanted, rtol=1e-11)
 
 
 def test_sequences_in_one_batch_and_in_chunks_do_not_mix() -> None:

@@ -184,6 +184,8 @@ def test_mistral_and_granite_keys() -> None:
                      attention__scale=0.015625)  # fmt: skip
     assert (granite.embedding_scale, granite.residual_scale) == (12.0, 0.22)
     assert (granite.logit_scale, granite.score_scale) == (0.125, 0.015625)
+    with pytest.raises(UnsupportedModelError, match=r"granite.rope.scaling.finetuned: got False"):
+        _other("granite", rope__scaling__finetuned=False)
 
 
 def test_phi3_takes_the_factors_of_its_context() -> None:

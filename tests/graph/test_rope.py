@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ignis.errors import GraphError
-from ignis.graph.ir.rope import MAX_ANGLE, rope_frequencies, rope_table
+from ignis.graph.ir.rope import MAX_ANGLE, RopeScaling, rope_frequencies, rope_table
 
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
 
@@ -101,3 +101,32 @@ def test_bad_arguments() -> None:
     for factors in ([1.0] * 3, [0.0] * 4, [float("nan")] * 4):
         with pytest.raises(GraphError, match="bad rope factors"):
             rope_frequencies(1e4, 8, factors)
+
+
+def test_linear_scaling_divides_every_frequency() -> None:
+    stretched = rope_frequencies(1e6, 64, None, RopeScaling(8.0))
+    assert np.array_equal(stretched, rope_frequencies(1e6, 64) / 8)  # exact: a power of two
+    assert RopeScaling(8.0).attributes == {"divisor": 8.0}
+
+
+def test_yarn_keeps_fast_pairs_and_slows_the_others() -> None:
+    """The worked figures of a model of 8192 positions stretched four times."""
+    scaling = RopeScaling.yarn(4.0, 10000.0, 32, 8192)
+    # 32 ln(8192 / (32 * 2 pi)) / (2 ln 10000) = 6.44, and with 1 in place of 32 it is 12.46.
+    assert (scaling.ramp_low, scaling.ramp_high) == (6, 13)
+    assert scaling.magnitude == pytest.approx(1 + np.log(4) / 10, rel=1e-15)
+    plain, stretched = rope_frequencies(1e4, 32), rope_frequencies(1e4, 32, None, scaling)
+    assert np.array_equal(stretched[:7], plain[:7])
+    assert np.array_equal(stretched[13:], plain[13:] / 4)
+    share = (np.arange(7, 13) - 6) / 7
+    wanted = plain[7:13] * (share / 4 + 1 - share)
+    np.testing.assert_allclose(stretched[7:13], wanted, rtol=1e-15)
+    assert RopeScaling.of(scaling.attributes) == scaling
+    assert RopeScaling.yarn(1.0, 10000.0, 32, 8192).attributes == {}
+
+
+def test_a_magnitude_is_rounded_once() -> None:
+    positions, frequencies = np.arange(50), rope_frequencies(1e4, 16)
+    cos, _ = rope_table(positions, frequencies, 1.25)
+    angle = positions[:, None] * frequencies
+    assert (np.abs(cos - 1.25 * np.cos(angle)) <= 0.51 * np.spacing(np.abs(cos))).all()

@@ -44,6 +44,16 @@ def test_multiply_adds_are_those_of_the_formula(graphs):
     assert work.kv_nbytes == 3 * 2 * (n_past + n_tokens) * 2 * 32 * 2
 
 
+def test_a_window_bounds_what_is_seen(graphs):
+    """A long context costs a layer with a window no more than the window."""
+    windowed = RandomModel(n_layers=1, keys={"attention.sliding_window": 20})
+    naive, optimised, _ = graphs(windowed)
+    work = step_work(naive, StepSize(5, 17))
+    assert work.f32_macs == 2 * (18 + 19 + 20 + 20 + 20) * 4 * 32
+    assert work.kv_nbytes == 2 * 22 * 2 * 32 * 2
+    assert step_work(optimised, StepSize(1, 900)).kv_nbytes == 2 * 20 * 2 * 32 * 2
+
+
 def test_passes_do_not_change_the_work(graphs):
     for formats in (("q8_0",), ("f16",), ("q4_1", "bf16", "q4_0")):
         naive, optimised, _ = graphs(RandomModel(formats=formats, architecture="qwen2"))

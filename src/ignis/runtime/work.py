@@ -100,8 +100,12 @@ def _attention_work(op: Operation, size: StepSize) -> Work:
     n_heads = int(op.attributes["n_heads"])  # type: ignore[arg-type]
     n_kv_heads = int(op.attributes["n_kv_heads"])  # type: ignore[arg-type]
     n_positions = size.n_past + size.n_tokens
-    # Token t of the step sees n_past + t + 1 positions.
+    # Token t of the step sees n_past + t + 1 positions, or as many as its window has.
     n_seen = size.n_tokens * size.n_past + size.n_tokens * (size.n_tokens + 1) // 2
+    if (window := op.attributes.get("window")) is not None:
+        assert isinstance(window, int)
+        n_seen = sum(min(size.n_past + t + 1, window) for t in range(size.n_tokens))
+        n_positions = min(n_positions, window + size.n_tokens - 1)
     return Work(
         f32_macs=2 * n_seen * n_heads * head_dim,
         kv_nbytes=2 * n_positions * n_kv_heads * head_dim * _KV_NBYTES,

@@ -22,7 +22,8 @@ def quantize_a8(x: np.ndarray[Any, Any]) -> Planes:
     Returns: q int8 [..., D] in [-127, 127], d f32 [..., D/32], s int32 [..., D/32]. A block with
     a NaN or an infinity has q = 0 and d = NaN; one below 2^-100 has q = d = 0.
     """
-    blocks = np.asarray(x, dtype=np.float32).reshape(*x.shape[:-1], -1, A8_BLOCK)
+    by_block = (*x.shape[:-1], x.shape[-1] // A8_BLOCK, A8_BLOCK)  # there may be no rows at all
+    blocks = np.asarray(x, dtype=np.float32).reshape(by_block)
     with np.errstate(all="ignore"):
         amax = np.abs(blocks).max(axis=-1)  # max propagates NaN
         finite = np.isfinite(amax)
@@ -36,5 +37,6 @@ def quantize_a8(x: np.ndarray[Any, Any]) -> Planes:
 
 def dequantize_a8(q: np.ndarray[Any, Any], d: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The float64 values that the blocks stand for: q * d, exact."""
-    blocks = q.reshape(*q.shape[:-1], -1, A8_BLOCK).astype(np.float64)
+    by_block = (*q.shape[:-1], q.shape[-1] // A8_BLOCK, A8_BLOCK)
+    blocks = q.reshape(by_block).astype(np.float64)
     return (blocks * d.astype(np.float64)[..., None]).reshape(q.shape)

@@ -28,8 +28,9 @@ class Architecture:
     "interleaved"); `layer` emits layer i on the residual stream and returns the new stream.
     `honours` names the keys of its files, of those that not every architecture knows, that it
     follows; all others are refused where they would change something. With a sliding window every
-    `window_pattern`-th layer sees all positions; with 1 none does. `complete` fills in what files
-    of this kind leave unsaid.
+    `window_pattern`-th layer sees all positions; with 1 none does. `neutral` names keys that mean
+    something in its files only, and the values that change nothing. `complete` fills in what
+    files of this kind leave unsaid.
     """
 
     name: str
@@ -37,4 +38,5 @@ class Architecture:
     layer: Layer
     honours: frozenset[str] = frozenset()
     window_pattern: int = 1
+    neutral: tuple[tuple[str, object], ...] = ()
     complete: Callable[[ModelConfig], ModelConfig] = as_read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ import numpy as np
 
 from ignis.errors import ModelFileError, UnsupportedModelError
 from ignis.graph.ir.rope import UNSCALED, RopeScaling
+from ignis.graph.models.architecture import Architecture
 from ignis.graph.models.lowering import Tensor
 from ignis.graph.models.registry import find_architecture
 
@@ -122,7 +123,7 @@ class ModelConfig:
         architecture = find_architecture(name, source)
         read = _Reader(source, name, file.metadata)
         n_ctx_train = read.count("context_length")
-        read.refuse_features(architecture.honours)
+        read.refuse_features(architecture)
         n_embd, n_heads = read.count("embedding_length"), read.count("attention.head_count")
         n_kv_heads = read.count("attention.head_count_kv", n_heads)
         if n_heads % n_kv_heads:
@@ -227,11 +228,12 @@ class _Reader:
         n = self.count(key, default_pattern)
         return frozenset(i for i in range(n_layers) if n == 1 or i % n < n - 1)
 
-    def refuse_features(self, honoured: Collection[str]) -> None:
+    def refuse_features(self, architecture: Architecture) -> None:
         """Refuse what would change the result: never ignore it."""
-        for key, neutral in _NEUTRAL.items():
+        more = {key: (value,) for key, value in architecture.neutral}
+        for key, neutral in {**_NEUTRAL, **more}.items():
             value = self._get(key, neutral[0])
-            if key in honoured:
+            if key in architecture.honours:
                 continue
             if key == "attention.sliding_window":  # as wide as the context: no window
                 n_ctx = self.count("context_length")

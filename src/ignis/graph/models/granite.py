@@ -25,4 +25,5 @@ GRANITE = Architecture(
     rope_style="interleaved",
     layer=layer,
     honours=frozenset({"embedding_scale", "residual_scale", "logit_scale", "attention.scale"}),
+    neutral=(("rope.scaling.finetuned", True),),  # False would switch rope off
 )
