@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ignis.errors import GraphError
+from ignis.gguf import BLOCKS
 from ignis.graph.ir import Operation, Value
 from ignis.graph.ir.ops import Matmul, MatmulGroup
 from ignis.graph.ir.types import BLOCK_FORMATS
@@ -21,6 +22,7 @@ from ignis.kernels import (
     matmul,
     matmul_float,
     norm,
+    panels,
 )
 from ignis.kernels.embed import embed
 from ignis.kernels.lang import Kernel
@@ -44,6 +46,7 @@ Argument = int | float | str | Private | None
 
 _MAX_GROUP = 8  # query heads that share each load of a key
 _DECODE_UNIT_ROWS = 8
+_GRAIN_NBYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Launch:
     gate: str | None = None
     shared: bool = False
     scratch_nbytes: int = 0
+    grain: int = 1  # units that a thread takes at least, so that it reads one long stream
     part: Operation | None = None  # of a group of matmuls: the one that this launch computes
 
     @property
@@ -320,8 +324,10 @@ def _product(op: Operation, at: Surroundings) -> Launch:
     if format not in BLOCK_FORMATS:
         unit_rows = _DECODE_UNIT_ROWS if single else matmul_float.UNIT_ROWS
         args |= {"rows": _selection(op, at), "n_tokens": rows, "unit_rows": unit_rows}
+        row_nbytes = BLOCKS[format].row_nbytes(n_values)
         return _launch(op, matmul_float.matmul_float(format=format), args, -(-n_rows // unit_rows),
-                       gate=rows, shared=True, scratch_nbytes=64)  # fmt: skip
+                       gate=rows, shared=True, scratch_nbytes=64,
+                       grain=_grain(unit_rows * row_nbytes) if single else 1)  # fmt: skip
     packed = at.weights[weight.name].layout == "panels"
     if single and not packed:
         kernel = matmul.matmul_rows(format=format)
@@ -329,9 +335,15 @@ def _product(op: Operation, at: Surroundings) -> Launch:
         family = matmul.matmul_packed if packed else matmul.matmul_mapped
         kernel = family(format=format)
         args |= {"n_tokens": rows}
+    grain = _grain(panels.FORMATS[format].panel_nbytes(n_values)) if single else 1
     scratch = matmul.SUMS_NBYTES if packed else matmul.scratch_nbytes(format, n_values)
     return _launch(op, kernel, args, -(-n_rows // ROWS), gate=rows, shared=True,
-                   scratch_nbytes=scratch)  # fmt: skip
+                   scratch_nbytes=scratch, grain=grain)  # fmt: skip
+
+
+def _grain(unit_nbytes: int) -> int:
+    """Units of a chunk that is long enough for the processor's prefetching to pay."""
+    return max(1, _GRAIN_NBYTES // unit_nbytes)
 
 
 def _selection(op: Operation, at: Surroundings) -> int:

@@ -53,6 +53,7 @@ class CompiledPlan:
             record[_BARRIER] = schedule is None or schedule.barrier_after(index)
         self._patched = {name: np.array(places) for name, places in self._patched.items()}
         self._units = np.array([launch.units for launch in launches], np.int64)
+        self._grains = np.array([launch.grain for launch in launches], np.int64)
         self._shared = np.array([launch.shared for launch in launches])
         self._per = {
             name: np.array([name in (launch.per, launch.gate) for launch in launches])
@@ -86,6 +87,8 @@ class CompiledPlan:
             factor = np.where(self._gated, min(counts[name], 1), counts[name])
             units = np.where(concerned, units * factor, units)
         self.records[:, _UNITS] = units
-        chunks = np.maximum(units // (self._n_threads * _CHUNKS_PER_THREAD), 1)
+        fair = -(-units // self._n_threads)
+        least = np.maximum(np.minimum(self._grains, fair), 1)
+        chunks = np.maximum(units // (self._n_threads * _CHUNKS_PER_THREAD), least)
         self.records[:, _CHUNK] = np.where(self._shared, chunks, 0)
 
