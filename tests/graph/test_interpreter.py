@@ -174,6 +174,13 @@ def test_groups_must_fit(line: str) -> None:
         _graph(line, "@gain: f32[64]" if "gain" in line else "")
 
 
+def test_no_rows_are_normalized_to_no_rows() -> None:
+    """A step without logits may leave a norm nothing to do."""
+    graph = _graph("rmsnorm(%x, @small) {eps = 1e-05, group = 16} : f32[T,64]", "@small: f32[16]")
+    nothing = np.zeros((0, 64))
+    assert _run(graph, {"x": nothing, "y": nothing}, rows=[]).shape == (0, 64)
+
+
 def test_logits_can_be_capped() -> None:
     graph = _graph('logits(%x, @w) {rows = "R", softcap = 3.0} : f32[R,3]', "@w: f32[3,64]")
     wanted = [[3 * math.tanh(_dot(X[2], W["w"][n]) / 3) for n in range(3)]]

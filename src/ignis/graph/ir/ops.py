@@ -285,7 +285,9 @@ def _group_width(op: Normalize | Scale | Rmsnorm) -> int:
 def _by_group(
     op: Normalize | Scale | Rmsnorm, x: Array, function: Callable[[Array], Array]
 ) -> Array:
-    return function(x.reshape(len(x), -1, _group_width(op))).reshape(x.shape)
+    group = _group_width(op)
+    by_group = (len(x), x.shape[1] // group, group)  # there may be no rows at all
+    return function(x.reshape(by_group)).reshape(x.shape)
 
 
 def _product(op: Operation, x: Value, weight: Value) -> tuple[Dim, int]:
