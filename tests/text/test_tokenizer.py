@@ -124,7 +124,9 @@ def test_no_such_token(token_id: int) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"model": "llama"}, UnsupportedModelError, "'llama'"),
+        ({"model": "bert"}, UnsupportedModelError, "WordPiece"),
+        ({"model": "t5"}, UnsupportedModelError, "'t5'"),
+        ({"model": "llama"}, TokenizerError, "scores"),
         ({"model": None}, ModelFileError, "tokenizer.ggml.model"),
         ({"pre": "new"}, TokenizerError, "--pre"),
         ({"tokens": None}, ModelFileError, "tokens"),

@@ -7,20 +7,26 @@ The ids come from the plain twin; they were compared with llama.cpp when they we
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from ignis.gguf import GGUFWriter, open_gguf
 from ignis.text import Tokenizer
-from ignis.text.bpe import merge_plain
+from ignis.text.bpe import ByteLevelBPE, merge_plain
 from ignis.text.bytelevel import BYTE_TO_CHARACTER, to_characters
 from ignis.text.pretokenize import pre_tokenizer
+from ignis.text.spm import SentencePieceBPE
+from ignis.text.spm import merge_plain as merge_plain_pieces
 
 DATA = Path(__file__).parent / "data"
 TINY = DATA / "tiny.gguf"
+TINY_PIECES = DATA / "tiny-spm.gguf"
 SHARED = Path(__file__).parents[3] / "shared" / "vocab"
 KINDS = ("gpt-2", "smollm", "qwen2", "llama-bpe", "falcon", "default", "deepseek-llm",
          "deepseek-coder")  # fmt: skip
@@ -31,6 +37,8 @@ CHATML = (
     "+ '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+USER_DEFINED_PIECES = ("<think>", "</think>", "\n\n", "\n\n\n", "  ", "    ")
 SEPARATOR = b"\n__ggml_vocab_test__\n"
 
 _TEXT = """
@@ -91,6 +99,53 @@ def _merged(word: tuple[str, ...], left: str, right: str) -> tuple[str, ...]:
     return tuple(result)
 
 
+def train_pieces(text: str, n_merges: int) -> list[str]:
+    """Pieces of a SentencePiece BPE vocabulary, the best first, then the single characters."""
+    words = Counter(tuple(f"▁{word}") for word in text.split())
+    words.update([tuple("▁" * 8)] * 9)  # runs of spaces merge with each other
+    pieces = []
+    for _ in range(n_merges):
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, count in words.items():
+            for pair in pairwise(word):
+                pairs[pair] += count
+        (left, right), _ = max(pairs.items(), key=lambda item: (item[1], item[0]))
+        pieces.append(left + right)
+        words = Counter({_merged(word, left, right): n for word, n in words.items()})
+    letters = sorted({c for c in text if c.isalpha() or c == "," or c == "."} | {"▁"})
+    return [*dict.fromkeys(pieces), *letters]
+
+
+def write_pieces(
+    path: Path,
+    pieces: Sequence[str],
+    byte_tokens: Sequence[str] = BYTES,
+    user_defined: Sequence[str] = USER_DEFINED_PIECES,
+    /,
+    *,
+    name: str = "pieces",
+    **options: object,
+) -> Path:
+    """A SentencePiece GGUF file; `options` are further `tokenizer.ggml` keys, None leaves out."""
+    writer = GGUFWriter(path, "llama")
+    writer.add("general.name", name)
+    special = ("<unk>", "<s>", "</s>", "<|end|>")
+    texts = [*special, *byte_tokens, *pieces, *user_defined]
+    n_first = len(special) + len(byte_tokens)
+    kinds = [2, 3, 3, 3] + [6] * len(byte_tokens) + [1] * len(pieces) + [4] * len(user_defined)
+    scores = [0.0] * n_first + [-float(i) for i in range(len(pieces))] + [0.0] * len(user_defined)
+    values: dict[str, object] = {
+        "model": "llama", "pre": "default", "tokens": texts, "token_type": kinds,
+        "scores": np.array(scores, np.float32), "bos_token_id": 1, "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }  # fmt: skip
+    for key, value in (values | options).items():
+        if value is not None:
+            writer.add(f"tokenizer.ggml.{key}", value)
+    writer.write()
+    return path
+
+
 def write_vocabulary(
     path: Path,
     tokens: Sequence[str],
@@ -129,13 +184,31 @@ def read_cases(inputs: Path, outputs: Path) -> Iterator[tuple[bytes, list[int]]]
 
 def encode_plain(tokenizer: Tokenizer, text: bytes) -> list[int]:
     """The ids by the plain twin: no machine code, no memory of words, no user-defined tokens."""
-    model, table = tokenizer.model, tokenizer.model.table
+    model = tokenizer.model
+    assert isinstance(model, ByteLevelBPE)
+    table = model.table
     ids: list[int] = []
     for piece in model.pre.split(text.decode("utf-8", "surrogateescape")):
         data = piece.encode("utf-8", "surrogateescape")
         whole = tokenizer.vocabulary.find([to_characters(data).encode()])[0]
         ids += [whole] if model.pre.whole_words and whole >= 0 else merge_plain(data, table)
     return ids
+
+
+@cache
+def tiny_pieces() -> Tokenizer:
+    """The committed SentencePiece vocabulary."""
+    return Tokenizer.from_gguf(open_gguf(TINY_PIECES))
+
+
+def encode_pieces_plain(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids by the plain twin: no machine code, no cuts, no memory of words, nothing special."""
+    model = tokenizer.model
+    assert isinstance(model, SentencePieceBPE)
+    prefix = "▁" if model.add_space_prefix else ""
+    parts = re.split("([\udc80-\udcff])", prefix + text.replace(" ", "▁")) if text else []
+    data = (part.encode("utf-8", "surrogateescape") for part in parts)
+    return [token for part in data for token in merge_plain_pieces(part, model)]
 
 
 @cache
@@ -147,6 +220,9 @@ def tiny(pre: str | None = None) -> Tokenizer:
 def main() -> None:
     tokens, merges = train(_TEXT, 400)
     write_vocabulary(TINY, tokens, merges, CONTROL, ())
+    write_pieces(TINY_PIECES, train_pieces(_TEXT, 300), BYTES, ())
+    plain = (encode_pieces_plain(tiny_pieces(), text) for text in INPUTS)
+    (DATA / "tiny.spm.out").write_text("".join(f"{' '.join(map(str, ids))}\n" for ids in plain))
     (DATA / "tiny.inp").write_bytes(b"".join(text.encode() + SEPARATOR for text in INPUTS))
     for kind in KINDS:
         tokenizer = Tokenizer.from_gguf(open_gguf(TINY), kind)

@@ -8,15 +8,20 @@ Scratch for the longest word, n bytes long:
 
     symbols i32[n] | previous i32[n] | next i32[n] | rank i32[n] | merged i32[n] | heap i64[3n]
 
-`rank[i]` belongs to the pair that starts at symbol i, -1 for none. A heap entry is stale, and
-skipped, when its rank is no longer that of its position.
+`rank[i]` belongs to the pair that starts at symbol i, NO_RANK for none. A heap entry is stale, and
+skipped, when its rank is no longer that of its position. SentencePiece vocabularies are merged by
+the same list and heap, but look their pairs up in another way: `kernels.spm`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
 from ignis.kernels.lang import Builder, Value, Variable, i8, i32, i64, kernel, ptr
 
 SCRATCH_BYTES_A_BYTE = 5 * 4 + 3 * 8
+NO_RANK = 0x7FFFFFFF
 _LOW = 0xFFFFFFFF
 
 
@@ -67,24 +72,73 @@ class _Heap:
         return least
 
 
-class _Word:
-    """The linked list of symbols of the word at hand, and its heap of candidate pairs."""
+class SymbolList(ABC):
+    """The linked list of symbols of the word at hand, and its heap of candidate pairs.
 
-    def __init__(
-        self, k: Builder, scratch: Value, capacity: Value, slots: Value, shift: Value, mask: Value
-    ) -> None:
-        self.k, self.slots, self.shift, self.mask = k, slots, shift, mask
+    A symbol's index is any number below the word's length that grows along the word; `next` of the
+    last one is that length, `previous` of the first -1.
+    """
+
+    def __init__(self, k: Builder, scratch: Value, capacity: Value) -> None:
+        self.k = k
         column = capacity << 2
         self.symbols, self.previous, self.next, self.rank, self.merged = (
             scratch.at(column * index) for index in range(5)
         )
         self.heap = _Heap(k, scratch.at(column * 5))
 
+    @abstractmethod
+    def rules(self, position: Value, right: Value) -> Iterator[tuple[Value, Value]]:
+        """Rank and merged symbol of the pair at `position`: at run time one or none."""
+
     def consider(self, position: Value, right: Value) -> None:
         """Look the pair of symbols at `position` and `right` up; a rule goes into the heap."""
+        put(self.rank, position, self.k.const(i32, NO_RANK))
+        for rank, merged in self.rules(position, right):
+            put(self.rank, position, rank)
+            put(self.merged, position, merged)
+            self.heap.push((rank.zext(i64) << 32) | position)
+
+    def merge_all(self, n: Value) -> None:
+        """Merge until no candidate is left in a word of length `n`."""
+        heap = self.heap
+        for _ in self.k.loop(lambda: heap.size.get() > 0):
+            least = heap.pop()
+            position = least & _LOW
+            for _ in self.k.when(get(self.rank, position).to(i64) == least.sar(32)):
+                self._merge(position, n)
+
+    def _merge(self, left: Value, n: Value) -> None:
+        """Merge the pair that starts at `left`, and consider its new neighbours."""
         k = self.k
-        left_symbol = _get(self.symbols, position).zext(i64)
-        key = (left_symbol << 32) | _get(self.symbols, right).zext(i64)
+        right = get(self.next, left).zext(i64)
+        after = get(self.next, right).zext(i64)
+        put(self.symbols, left, get(self.merged, left))
+        put(self.next, left, after.to(i32))
+        put(self.rank, right, k.const(i32, NO_RANK))
+        put(self.rank, left, k.const(i32, NO_RANK))
+        for _ in k.when(after < n):
+            put(self.previous, after, left.to(i32))
+            self.consider(left, after)
+        before = get(self.previous, left).to(i64)
+        for _ in k.when(before >= 0):
+            self.consider(before, left)
+
+
+class _Word(SymbolList):
+    """Symbols of bytes, whose rules stand in a `MergeTable`."""
+
+    def __init__(
+        self, k: Builder, scratch: Value, capacity: Value, slots: Value, n_bits: Value
+    ) -> None:
+        super().__init__(k, scratch, capacity)
+        self.slots, self.shift = slots, k.const(i64, 64) - n_bits
+        self.mask = (k.const(i64, 1) << n_bits) - 1
+
+    def rules(self, position: Value, right: Value) -> Iterator[tuple[Value, Value]]:
+        k = self.k
+        left_symbol = get(self.symbols, position).zext(i64)
+        key = (left_symbol << 32) | get(self.symbols, right).zext(i64)
         hashed = (key * k.const(i64, _MULTIPLIER)) >> self.shift
         slot = k.var(self.slots.at(hashed << 4))
         index: Variable = k.var(hashed)
@@ -93,28 +147,8 @@ class _Word:
             index.set((index.get() + 1) & self.mask)
             slot.set(self.slots.at(index.get() << 4))
             found.set(slot.get().load(i64))
-        _set(self.rank, position, k.const(i32, -1))
         for _ in k.when(found.get() == key):
-            rank = slot.get().at(8).load(i32)
-            _set(self.rank, position, rank)
-            _set(self.merged, position, slot.get().at(12).load(i32))
-            self.heap.push((rank.zext(i64) << 32) | position)
-
-    def merge(self, left: Value, n: Value) -> None:
-        """Merge the pair that starts at `left`, and consider its new neighbours."""
-        k = self.k
-        right = _get(self.next, left).zext(i64)
-        after = _get(self.next, right).zext(i64)
-        _set(self.symbols, left, _get(self.merged, left))
-        _set(self.next, left, after.to(i32))
-        _set(self.rank, right, k.const(i32, -1))
-        _set(self.rank, left, k.const(i32, -1))
-        for _ in k.when(after < n):
-            _set(self.previous, after, left.to(i32))
-            self.consider(left, after)
-        before = _get(self.previous, left).to(i64)
-        for _ in k.when(before >= 0):
-            self.consider(before, left)
+            yield slot.get().at(8).load(i32), slot.get().at(12).load(i32)
 
 
 _MULTIPLIER = 0x9E3779B97F4A7C15  # as in `text.hashing`, which builds the table
@@ -134,37 +168,32 @@ def merge_words(
     the length of the longest word. Writes all words' symbols one after the other to `out` (i32, as
     many as there are bytes) and their number a word to `counts` (i32[end]).
     """
-    shift = k.const(i64, 64) - n_bits
-    word = _Word(k, scratch, capacity, slots, shift, (k.const(i64, 1) << n_bits) - 1)
+    word = _Word(k, scratch, capacity, slots, n_bits)
     written = k.var(k.const(i64, 0))
     for w in k.range(begin, end):
         start = offsets.at(w << 3).load(i64)
         n = offsets.at((w << 3) + 8).load(i64) - start
         for i in k.range(n):
             byte = text.at(start + i).load(i8).zext(i64)
-            _set(word.symbols, i, _get(byte_symbols, byte))
-            _set(word.previous, i, (i - 1).to(i32))
-            _set(word.next, i, (i + 1).to(i32))
+            put(word.symbols, i, get(byte_symbols, byte))
+            put(word.previous, i, (i - 1).to(i32))
+            put(word.next, i, (i + 1).to(i32))
         for i in k.range(n - 1):
             word.consider(i, i + 1)
-        heap = word.heap
-        for _ in k.loop(lambda size=heap.size: size.get() > 0):  # type: ignore[misc]
-            least = heap.pop()
-            position = least & _LOW
-            for _ in k.when(_get(word.rank, position).to(i64) == least.sar(32)):
-                word.merge(position, n)
+        word.merge_all(n)
         first = written.get()
         here = k.var(k.const(i64, 0))
         for _ in k.loop(lambda here=here, n=n: here.get() < n):  # type: ignore[misc]
-            _set(out, written.get(), _get(word.symbols, here.get()))
+            put(out, written.get(), get(word.symbols, here.get()))
             written.set(written.get() + 1)
-            here.set(_get(word.next, here.get()).zext(i64))
-        _set(counts, w, (written.get() - first).to(i32))
+            here.set(get(word.next, here.get()).zext(i64))
+        put(counts, w, (written.get() - first).to(i32))
 
 
-def _get(array: Value, index: Value) -> Value:
+def get(array: Value, index: Value) -> Value:
+    """Element `index` of an array of i32."""
     return array.at(index << 2).load(i32)
 
 
-def _set(array: Value, index: Value, value: Value) -> None:
+def put(array: Value, index: Value, value: Value) -> None:
     array.at(index << 2).store(value)

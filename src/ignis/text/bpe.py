@@ -8,28 +8,15 @@ Three ways to merge, all equal: `merge_plain` says what is meant in a few lines;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ignis.errors import UnsupportedModelError
 from ignis.gguf import GGUFFile, StringArray
-from ignis.kernels.bpe import merge_words, scratch_nbytes
 from ignis.text.bytelevel import to_bytes, to_characters
 from ignis.text.merges import MergeTable, read_merges
-from ignis.text.pretokenize import PreTokenizer, pre_tokenizer
+from ignis.text.pretokenize import pre_tokenizer
 from ignis.text.vocabulary import TokenKind, Vocabulary
-
-if TYPE_CHECKING:
-    from ignis.native.library import Library
-
-Ids = tuple[int, ...]
-
-_REMEMBERED_WORDS = 1 << 15
-_REMEMBERED_LENGTH = 64  # characters; longer words hardly ever come again
+from ignis.text.words import Ids, Merge, WordModel, merge_native
 
 
 def merge_plain(data: bytes, table: MergeTable) -> list[int]:
@@ -55,76 +42,25 @@ class NativeMerger:
 
     def __call__(self, words: Sequence[bytes]) -> list[list[int]]:
         """The symbols of each word."""
-        lengths = np.fromiter(map(len, words), np.int64, len(words))
-        offsets = np.zeros(len(words) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        longest = int(lengths.max(initial=0))
-        out, counts = np.empty(int(offsets[-1]), np.int32), np.empty(len(words), np.int32)
-        args = {
-            "text": np.frombuffer(b"".join(words), np.uint8), "offsets": offsets,
-            "byte_symbols": self._table.byte_symbols, "slots": self._table.slots,
-            "n_bits": self._table.n_bits, "capacity": longest, "out": out, "counts": counts,
+        table = self._table
+        tables = {
+            "byte_symbols": table.byte_symbols, "slots": table.slots, "n_bits": table.n_bits,
         }  # fmt: skip
-        scratch = np.empty(scratch_nbytes(longest), np.uint8)
-        _library().call(merge_words(), args, 0, len(words), scratch)
-        ends = np.cumsum(counts, dtype=np.int64)
-        symbols = out[: int(ends[-1]) if len(words) else 0].tolist()
-        begins = (ends - counts).tolist()
-        return [symbols[b:e] for b, e in zip(begins, ends.tolist(), strict=True)]
+        return merge_native("merge_words", words, tables)
 
 
-@cache  # machine code of this process, the same for every vocabulary
-def _library() -> Library:
-    from ignis.native.cache import ObjectCache
-    from ignis.native.host import host_target
-    from ignis.native.library import Library
-    from ignis.settings import Settings
-    from ignis.target import Target
-
-    settings = Settings.from_env()
-    target = host_target() if settings.target is None else Target.level(settings.target)
-    return Library([merge_words()], target, ObjectCache(settings.objects_dir))
-
-
-class ByteLevelBPE:
+class ByteLevelBPE(WordModel):
     """The tokenizer model that GGUF calls `gpt2`."""
 
     def __init__(self, file: GGUFFile, vocabulary: Vocabulary, pre: str | None = None) -> None:
         where = f"{file.path}: tokenizer.ggml"
         name = pre if pre is not None else file.get("tokenizer.ggml.pre", "default", str)
-        self.pre: PreTokenizer = pre_tokenizer(name, "--pre" if pre else f"{where}.pre")
+        kind = pre_tokenizer(name, "--pre" if pre else f"{where}.pre")
         merges = file.require("tokenizer.ggml.merges", StringArray)
-        self.vocabulary = vocabulary
+        super().__init__(vocabulary, kind)
         self.table = read_merges(vocabulary, merges, f"{where}.merges")
-        self.add_bos = self.pre.add_bos
-        self._merge: Callable[[Sequence[bytes]], list[list[int]]] = NativeMerger(self.table)
-        self._remembered: dict[str, Ids] = {}
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of text without special tokens; lone surrogates stand for raw bytes."""
-        ids: list[int] = []
-        for units in self.pre.windows(text):
-            ids += self._encode_window(units)
-        return ids
-
-    def _encode_window(self, words: list[str]) -> Iterable[int]:
-        known = self._remembered
-        new = [word for word in set(words) if word not in known]
-        if not new:
-            return chain.from_iterable(map(known.__getitem__, words))
-        encoded = dict(zip(new, self._encode_units(new), strict=True))
-        self._remember(encoded)
-        return chain.from_iterable(
-            ids if (ids := known.get(word)) is not None else encoded[word] for word in words
-        )
-
-    def _remember(self, encoded: dict[str, Ids]) -> None:
-        short = {word: ids for word, ids in encoded.items() if len(word) <= _REMEMBERED_LENGTH}
-        if len(self._remembered) + len(short) > _REMEMBERED_WORDS:
-            self._remembered = {}
-        if len(short) <= _REMEMBERED_WORDS:
-            # A new dictionary: another thread may be reading the old one.
-            self._remembered = {**self._remembered, **short}
+        self.add_bos = kind.add_bos
+        self._merge: Merge = NativeMerger(self.table)
 
     def _encode_units(self, units: list[str]) -> list[Ids]:
         if not self.pre.then:
@@ -175,18 +111,3 @@ class ByteLevelBPE:
 
 
 _SPELLED_IN_BYTES = (TokenKind.NORMAL, TokenKind.UNUSED, TokenKind.BYTE)
-
-MODELS: dict[str, Any] = {"gpt2": ByteLevelBPE}
-
-
-def tokenizer_model(file: GGUFFile, vocabulary: Vocabulary, pre: str | None) -> ByteLevelBPE:
-    """The tokenizer model that `tokenizer.ggml.model` names."""
-    name = file.require("tokenizer.ggml.model", str)
-    if name not in MODELS:
-        raise UnsupportedModelError(
-            "this kind of tokenizer is not supported yet",
-            where=f"{file.path}: tokenizer.ggml.model", got=repr(name),
-            wanted=" or ".join(map(repr, MODELS)),
-        )  # fmt: skip
-    model: ByteLevelBPE = MODELS[name](file, vocabulary, pre)
-    return model

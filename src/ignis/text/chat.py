@@ -107,7 +107,7 @@ class ChatTemplate:
             if segment.token_id is not None:
                 ids.append(segment.token_id)
             else:
-                ids += self._tokenizer.encode(segment.text)
+                ids += self._tokenizer.encode(segment.text, after=ids[-1] if ids else None)
         bos = self._tokenizer.bos_id
         if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)

@@ -19,7 +19,7 @@ I32 = NDArray[np.int32]
 
 # Odd constants with well-mixed bits (the golden ratio, and a prime of xxHash).
 MULTIPLIER = 0x9E3779B97F4A7C15
-_SECOND_MULTIPLIER = np.uint64(0xC2B2AE3D27D4EB4F)
+SECOND_MULTIPLIER = 0xC2B2AE3D27D4EB4F
 _KEEP = np.array([(1 << (8 * n)) - 1 for n in range(9)], np.uint64)  # the low n bytes of a word
 _BLOCK = 1 << 15
 
@@ -60,7 +60,7 @@ class Spans:
         return self._hash(offsets, lengths - 1, gaps)
 
     def _hash(self, offsets: I64, lengths: I64, gaps: I64 | None) -> U64:
-        result: U64 = lengths.astype(np.uint64) * _SECOND_MULTIPLIER
+        result: U64 = lengths.astype(np.uint64) * np.uint64(SECOND_MULTIPLIER)
         active: Any = slice(None)
         position = 0
         while True:
@@ -87,7 +87,7 @@ def mix(x: U64) -> U64:
     """One round of multiply and fold; a bijection on 64 bits."""
     x = x * np.uint64(MULTIPLIER)
     x ^= x >> np.uint64(32)
-    return x * _SECOND_MULTIPLIER
+    return x * np.uint64(SECOND_MULTIPLIER)
 
 
 def table_bits(n_keys: int) -> int:
@@ -113,29 +113,33 @@ def place(keys: U64, slots: I64, n_bits: int) -> I32:
 
 
 class HashIndex:
-    """Finds the index of a 64-bit hash among the hashes it was built from."""
+    """Finds the index of a 64-bit hash among the hashes it was built from.
+
+    `table` has 2^n_bits entries, each an index or -1; a hash's first slot is its top `n_bits` bits,
+    the next ones follow, wrapping around.
+    """
 
     def __init__(self, hashes: U64) -> None:
-        self._hashes = hashes
-        self._n_bits = table_bits(2 * hashes.size)  # four bytes a slot: room is cheap
-        self._table = place(hashes, self._first_slots(hashes), self._n_bits)
+        self.hashes = hashes
+        self.n_bits = table_bits(2 * hashes.size)  # four bytes a slot: room is cheap
+        self.table = place(hashes, self._first_slots(hashes), self.n_bits)
 
     def _first_slots(self, hashes: U64) -> I64:
-        return (hashes >> np.uint64(64 - self._n_bits)).astype(np.int64)
+        return (hashes >> np.uint64(64 - self.n_bits)).astype(np.int64)
 
     def find(self, hashes: U64) -> I32:
         """The index of each hash, or -1."""
-        if not self._hashes.size:
+        if not self.hashes.size:
             return np.full(hashes.size, -1, np.int32)
-        mask = (1 << self._n_bits) - 1
+        mask = (1 << self.n_bits) - 1
         slots = self._first_slots(hashes)
-        found = self._table[slots]
-        active = np.flatnonzero((found >= 0) & (self._hashes[found] != hashes))
+        found = self.table[slots]
+        active = np.flatnonzero((found >= 0) & (self.hashes[found] != hashes))
         slots = slots[active]
         while active.size:
             slots = (slots + 1) & mask
-            found[active] = self._table[slots]
+            found[active] = self.table[slots]
             here = found[active]
-            wrong = (here >= 0) & (self._hashes[here] != hashes[active])
+            wrong = (here >= 0) & (self.hashes[here] != hashes[active])
             active, slots = active[wrong], slots[wrong]
         return found

@@ -15,7 +15,7 @@ the `tokenizer.json` of the models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -84,13 +84,18 @@ class PreTokenizer:
     def _then(self) -> tuple[Any, ...]:
         return tuple(regex.compile(pattern) for pattern in self.then)
 
-    def windows(self, text: str, size: int = 1 << 20) -> Iterator[list[str]]:
+    def windows(self, text: str, size: int = 1 << 20) -> Iterable[list[str]]:
         """Cut the text into units, about `size` characters at a time; joined they are the text.
 
         The end of a window may cut its last units wrongly: a word in two, or white space that
         decides by what follows it. So they are cut again in the next window, which starts at a
         unit that nothing behind the end could have moved.
         """
+        if len(text) <= size:
+            return (self._units.findall(text),)
+        return self._overlapping_windows(text, size)
+
+    def _overlapping_windows(self, text: str, size: int) -> Iterator[list[str]]:
         begin, end = 0, size
         while end < len(text):
             units: list[str] = self._units.findall(text, begin, end)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
-from typing import Any
 
 import regex
 
 from ignis.errors import TokenizerError
 from ignis.gguf import GGUFFile
-from ignis.text.bpe import ByteLevelBPE, tokenizer_model
+from ignis.text.models import MODELS, tokenizer_model_name
+from ignis.text.partition import Partition
 from ignis.text.vocabulary import Vocabulary
+from ignis.text.words import WordModel
+
+_WHITE_SPACE = " \t\n\v\f\r"
 
 
 class Tokenizer:
@@ -24,7 +26,7 @@ class Tokenizer:
     User-defined tokens of a file are parsed in any text; control tokens only with `special`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, model: ByteLevelBPE) -> None:
+    def __init__(self, vocabulary: Vocabulary, model: WordModel) -> None:
         self.vocabulary, self.model = vocabulary, model
         self.n_vocab = vocabulary.n_tokens
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
@@ -32,9 +34,10 @@ class Tokenizer:
         self.add_bos = (vocabulary.option("add_bos_token", model.add_bos)
                         and self.bos_id is not None)  # fmt: skip
         self.add_eos = vocabulary.option("add_eos_token", False) and self.eos_id is not None
+        self._stripping = vocabulary.stripping_ids
         user_defined = vocabulary.user_defined_ids
-        self._plain = _Partition(vocabulary, user_defined)
-        self._special = _Partition(vocabulary, user_defined | vocabulary.control_ids)
+        self._plain = Partition(vocabulary, user_defined)
+        self._special = Partition(vocabulary, user_defined | vocabulary.control_ids)
 
     @classmethod
     def from_gguf(cls, file: GGUFFile, pre: str | None = None) -> Tokenizer:
@@ -43,33 +46,53 @@ class Tokenizer:
         Raises `TokenizerError` for an unknown pre-tokenizer or a broken vocabulary, and
         `UnsupportedModelError` for a kind of tokenizer that is not built yet.
         """
-        file.require("tokenizer.ggml.model", str)  # the clearest first complaint
+        name = tokenizer_model_name(file)  # the clearest first complaint
         vocabulary = Vocabulary(file)
-        return cls(vocabulary, tokenizer_model(file, vocabulary, pre))
+        return cls(vocabulary, MODELS[name](file, vocabulary, pre))
 
     def encode(
-        self, text: str | bytes, special: bool = False, add_special: bool = False
+        self,
+        text: str | bytes,
+        special: bool = False,
+        add_special: bool = False,
+        after: int | None = None,
     ) -> list[int]:
         """Token ids of text; bytes that are not UTF-8 are kept as they are.
 
         `special`: parse control tokens in the text. `add_special`: add BOS and EOS where the file
-        says so.
+        says so. `after`: the special token that stands before this text; some swallow white space.
         """
         ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
         partition = self._special if special else self._plain
-        for piece in partition.split(_valid(text)):
-            if isinstance(piece, int):
-                ids.append(piece)
-            elif piece:
-                ids += self.model.encode(piece)
+        pieces = partition.split(_valid(text))
+        if self._stripping:
+            pieces = self._stripped(pieces, after)
+        ids += self.model.encode(pieces)
         if add_special and self.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
         return ids
 
+    def _stripped(self, pieces: Iterator[str | int], after: int | None) -> Iterator[str | int]:
+        """The pieces without the white space that special tokens before them swallow."""
+        for piece in pieces:
+            if isinstance(piece, int):
+                after = piece
+                yield piece
+            elif kept := piece.lstrip(_WHITE_SPACE) if after in self._stripping else piece:
+                yield kept
+
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of token ids; invalid UTF-8 becomes U+FFFD, control tokens are left out."""
+        """The text of token ids; invalid UTF-8 becomes U+FFFD, control tokens are left out.
+
+        Where the model puts a space before its text, the one of the first token is taken away,
+        unless that is a control token: what llama.cpp does.
+        """
+        ids = list(ids)
         kept = (i for i in ids if not (skip_special and self.is_control(i)))
-        return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+        data = b"".join(map(self.token_bytes, kept))
+        if self.model.add_space_prefix and ids and not self.is_control(ids[0]):
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; a control token gives its spelling."""
@@ -95,26 +118,3 @@ def _valid(text: str | bytes) -> str:
         return other.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     return text
 
-
-class _Partition:
-    """Cuts text at the spellings of some tokens, preferring the leftmost, then the longest."""
-
-    def __init__(self, vocabulary: Vocabulary, ids: Iterable[int]) -> None:
-        self._vocabulary, self._ids = vocabulary, frozenset(ids)
-
-    @cached_property  # thousands of spellings take a tenth of a second
-    def _spellings(self) -> dict[str, int]:
-        return {self._vocabulary.text_at(i): i for i in sorted(self._ids, reverse=True)}
-
-    @cached_property
-    def _pattern(self) -> Any:
-        return regex.compile(r"\L<spellings>", spellings=list(self._spellings))
-
-    def split(self, text: str) -> Iterator[str | int]:
-        """Plain text and token ids in turn."""
-        end = 0
-        for match in self._pattern.finditer(text) if self._ids else ():
-            yield text[end : match.start()]
-            yield self._spellings[match.group()]
-            end = match.end()
-        yield text[end:]

@@ -32,8 +32,13 @@ _STOP_SPELLINGS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>",
     "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<｜end▁of▁sentence｜>", "<|end_of_turn|>", "<|fim_pad|>",
-    "<|repo_name|>", "<|file_sep|>",
+    "<|repo_name|>", "<|file_sep|>", "</s>",
 )  # fmt: skip
+# What SentencePiece numbers first, and files of its kind therefore need not name.
+_SENTENCEPIECE_IDS = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+# White space after a special token is no text for these models. Which ones, no file says.
+_STRIPPING_MODELS = ("phi-3", "phi3")
+_NEVER_STRIPPING = (b"<unk>", b"<s>", b"<|endoftext|>")
 _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -52,7 +57,7 @@ class Vocabulary:
         if not self.n_tokens:
             raise TokenizerError("the vocabulary is empty", where=self._where("tokens"))
         self.longest_token = int(self.tokens.lengths.max())  # bytes
-        self._index = HashIndex(checked_spans(self.tokens, self._where("tokens")).hashes())
+        self.index = HashIndex(checked_spans(self.tokens, self._where("tokens")).hashes())
         self.kinds = self._read_kinds()
         self.bos_id, self.eos_id = self._id("bos_token_id"), self._id("eos_token_id")
         self.unknown_id = self._id("unknown_token_id")
@@ -60,6 +65,7 @@ class Vocabulary:
         self.control_ids = self._find_control_ids()
         user_defined = np.flatnonzero(self.kinds == TokenKind.USER_DEFINED).tolist()
         self.user_defined_ids = frozenset(user_defined) - self.control_ids
+        self.stripping_ids = self._find_stripping_ids()
 
     def _where(self, key: str) -> str:
         return f"{self.path}: tokenizer.ggml.{key}"
@@ -79,7 +85,7 @@ class Vocabulary:
         return ids
 
     def find_hashes(self, hashes: NDArray[np.uint64]) -> I32:
-        return self._index.find(hashes)
+        return self.index.find(hashes)
 
     def option(self, key: str, default: bool) -> bool:
         """A switch of the file, such as `add_bos_token`."""
@@ -87,6 +93,9 @@ class Vocabulary:
 
     def _id(self, key: str) -> int | None:
         value = self._file.get(f"tokenizer.ggml.{key}", None, int)
+        if value is None and self._file.get("tokenizer.ggml.model", "", str) == "llama":
+            default = _SENTENCEPIECE_IDS.get(key, self.n_tokens)
+            return default if default < self.n_tokens else None
         if value is None or value in (-1, 0xFFFFFFFF):  # converters write -1 for "none"
             return None
         if not 0 <= value < self.n_tokens:
@@ -126,6 +135,14 @@ class Vocabulary:
             if text.startswith(("<|", "<｜")) and text.endswith(("|>", "｜>")):
                 ids.add(i)
         return frozenset(i for i in ids if self.bytes_at(i))
+
+    def _find_stripping_ids(self) -> frozenset[int]:
+        """Special tokens that swallow the white space after them."""
+        name = self._file.get("general.name", "", str).lower()
+        if not any(model in name for model in _STRIPPING_MODELS):
+            return frozenset()
+        ids = self.control_ids | self.user_defined_ids
+        return frozenset(i for i in ids if self.bytes_at(i) not in _NEVER_STRIPPING)
 
 
 def checked_spans(strings: StringArray, where: str) -> Spans:
