@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -55,12 +55,15 @@ def load(
     settings = Settings.from_env()
     file = open_gguf(hub.resolve(None if path is None else Path(path) if isinstance(
         path, os.PathLike) else path, settings))
+    unguard = guard_mappings(file.mappings)  # packing reads the whole file already
     try:
+        tokenizer = Tokenizer.from_gguf(file, pre)
         runner, config, report = compile_model(
             file, settings, engine=engine, n_threads=threads, n_ctx=n_ctx, weights=weights
         )
-        return Model(file, Tokenizer.from_gguf(file, pre), runner, config, report)
+        return Model(file, tokenizer, runner, config, report, unguard)
     except BaseException:
+        unguard()
         file.close()
         raise
 
@@ -122,11 +125,11 @@ class Model:
 
     def __init__(
         self, file: GGUFFile, tokenizer: Tokenizer, engine: Engine, config: ModelConfig,
-        report: CompileReport,
+        report: CompileReport, unguard: Callable[[], None],
     ) -> None:  # fmt: skip
         self.config, self.report, self.tokenizer = config, report, tokenizer
         self._file, self._engine = file, engine
-        self._unguard = guard_mappings(file.mappings)
+        self._unguard = unguard
         self._sequence = TokenSequence(engine, config.n_vocab)
         template = file.metadata.get("tokenizer.chat_template")
         self._template = ChatTemplate(template if isinstance(template, str) else None, tokenizer)

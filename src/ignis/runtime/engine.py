@@ -122,11 +122,7 @@ class NativeEngine:
         n_logits = len(batch.logit_rows)
         bucket = self._bucket(len(batch.ids), n_logits)
         bucket.plan.set_counts(self.tables.fill(batch))
-        try:
-            self._run(bucket)
-        except KeyboardInterrupt:
-            self.cache.forget_arrivals()
-            raise
+        self._run(bucket)
         for slot, position in zip(batch.slots, batch.positions, strict=True):
             self._filled[slot] = position + 1
         n_vocab = self.config.n_vocab
@@ -167,14 +163,14 @@ class NativeEngine:
         bucket = self._bucket(len(batch.ids), len(batch.logit_rows))
         bucket.plan.set_counts(self.tables.fill(batch))
         times = np.zeros((len(bucket.launches), 2), np.int64)
-        self.team.run(bucket.plan.records, times)
+        self.team.run(bucket.plan.records, times, self.cache.forget_arrivals)
         return [
             (launch, work, wait)
             for launch, (work, wait) in zip(bucket.launches, times.tolist(), strict=True)
         ]
 
     def _run(self, bucket: _Bucket) -> None:
-        self.team.run(bucket.plan.records)
+        self.team.run(bucket.plan.records, prepare=self.cache.forget_arrivals)
 
     def _admit(self, batch: StepBatch) -> None:
         """Check that the batch continues its sequences, and make room for it."""
@@ -302,7 +298,7 @@ class ImperativeEngine(NativeEngine):
         start = 0
         for index in range(1, len(records) + 1):
             if index == len(records) or bucket.launches[index].op is not bucket.launches[start].op:
-                self.team.run(records[start:index])
+                self.team.run(records[start:index], prepare=self.cache.forget_arrivals)
                 start = index
 
 

@@ -65,7 +65,7 @@ class KVCache:
         return self._arrived.address
 
     def forget_arrivals(self) -> None:
-        """Clear the counters after a step that was broken off."""
+        """Clear the counters before a step: one that was broken off may have left some."""
         self._arrived.bytes[:] = 0
 
     def begin_step(self) -> None:

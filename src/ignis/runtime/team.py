@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -58,9 +58,14 @@ class ThreadTeam:
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _stop, self._block, self._run_plan, self._workers)
 
-    def run(self, records: NDArray[np.int64], times: NDArray[np.int64] | None = None) -> None:
-        """Run the records ([n, 8] int64); `times` (int64 [n, 2]) collects
-        thread 0's cycles at work and at the barrier, a record.
+    def run(
+        self, records: NDArray[np.int64], times: NDArray[np.int64] | None = None,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Run the records ([n, 8] int64), a plan that may be begun again.
+
+        `times` (int64 [n, 2]) collects thread 0's cycles at work and at the barrier, a record.
+        `prepare` is called before each attempt.
 
         Raises: KeyboardInterrupt soon after Ctrl-C; UsageError after `close`.
         """
@@ -68,16 +73,25 @@ class ThreadTeam:
             if not self._finalizer.alive:
                 raise UsageError("the model is closed", hint="load it again")
             self._start_workers()
-            records[:, 4] = 0  # the chunk counters
             self._word(walker.PLAN)[0] = records.ctypes.data
             self._word(walker.N_RECORDS)[0] = len(records)
             self._word(walker.TIMES)[0] = 0 if times is None else times.ctypes.data
             abort = self._word(walker.ABORT)
-            abort[0] = 0
-            with watch_for_interrupt(abort):
-                self._run_plan(self._block.address)
-            if abort[0]:
-                raise KeyboardInterrupt
+            while not self._attempt(records, abort, prepare):
+                # Python raises KeyboardInterrupt as soon as the call returns. If it did not, the
+                # word was set by a Ctrl-C of before, whose wake-up came late: begin again.
+                pass
+
+    def _attempt(
+        self, records: NDArray[np.int64], abort: NDArray[np.int64], prepare: Callable[[], None]
+    ) -> bool:
+        """Run the plan once; whether it was not broken off."""
+        prepare()
+        records[:, 4] = 0  # the chunk counters
+        abort[0] = 0
+        with watch_for_interrupt(abort):
+            self._run_plan(self._block.address)
+        return not abort[0]
 
     @contextlib.contextmanager
     def float_mode(self) -> Iterator[None]:
