@@ -364,3 +364,18 @@ def test_bad_steps_are_refused(change: dict[str, Any], message: str) -> None:
 def test_misshapen_weights_are_refused() -> None:
     with pytest.raises(GraphError, match="@w: a weight's array has the wrong shape"):
         _run(_graph("matmul(%x, @w) : f32[T,5]", "@w: f32[5,64]"))
+
+
+def test_masked_values_count_for_nothing() -> None:
+    """A value beyond f16 in a later token, an infinity in the cache, made NaNs of earlier ones."""
+    graph = parse_graph("""
+    graph(%q: f32[T,2], %v: f32[T,2]) {
+      %0 = attention(%q, %q, %v) {layer = 0, n_heads = 1, n_kv_heads = 1, head_dim = 2, scale = 1} : f32[T,2]
+      return %0
+    }
+    """)  # noqa: E501
+    inputs = {"q": np.ones((2, 2)), "v": np.array([[1.0, 2.0], [1e6, 1.0]])}
+    table = np.arange(2), np.zeros(2, dtype=int), np.arange(0)
+    (out,) = interpret(graph, inputs, {}.__getitem__, ReferenceCache("f16"), *table)
+    assert out[0].tolist() == [1.0, 2.0]
+    assert out[1].tolist() == [np.inf, 1.5]

@@ -5,6 +5,8 @@ Axes: T tokens, D width; H query heads, K key heads, C head width.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ignis.errors import GraphError
@@ -254,5 +256,18 @@ def _attended_slot(
         visible &= np.arange(n_seen) > positions[:, None] - op.window
     scores = np.where(visible, capped((by_head @ keys) * op.scale, op.softcap), -np.inf)
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    attended: Array = (p @ vals) / p.sum(axis=-1, keepdims=True)
+    attended: Array = _weighted(p, vals, visible) / p.sum(axis=-1, keepdims=True)
     return attended.transpose(2, 0, 1, 3).reshape(q.shape)
+
+
+def _weighted(p: Array, vals: Array, visible: Any) -> Array:
+    """p [K, G, T, n] times vals [K, 1, n, C]: what is not visible counts for nothing.
+
+    A masked key's weight is zero, and zero times an infinity (a value beyond f16) would be NaN.
+    """
+    if np.isfinite(vals).all():
+        return p @ vals
+    by_token = [
+        p[..., t : t + 1, seen] @ vals[..., seen, :] for t, seen in enumerate(visible)
+    ]
+    return np.concatenate(by_token, axis=-2)
