@@ -1,0 +1,88 @@
+"""How far an op of f32 may be from its float64 meaning, fed the same bits.
+
+u = 2^-24 is half a unit in the last place. A sum of n products in any order errs by at most n * u
+of the sum of their sizes (Higham, Accuracy and Stability of Numerical Algorithms, 3.1); what else
+an op does adds a few u. The bounds follow from that; none is fitted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ignis.graph.ir import Operation
+from ignis.graph.ir.evaluation import Evaluation
+
+U = 2.0**-24
+TINY = 2.0**-120  # products may fall below the normal range
+
+
+def bound(op: Operation, step: Evaluation, wanted: NDArray[np.float64]) -> Any:
+    """The largest absolute error of each element of the op's (first) result."""
+    size = np.abs(wanted)
+    if op.name in ("normalize", "rmsnorm"):
+        # All squares are positive, so the sum's relative error is that of its n additions; the
+        # root halves it; division, root and two products add four roundings.
+        n = int(op.attributes.get("group", wanted.shape[-1]))  # type: ignore[arg-type]
+        return (n / 2 + 8) * U * size + TINY
+    if op.name in ("add", "mul", "scale", "scale_by", "columns"):
+        return 2 * U * size + TINY  # the factor of scale_by is rounded, too
+    if op.name in ("silu", "swiglu"):
+        # exp errs by 2 u relative; 1 + e, the division and one product round once each. Where
+        # exp(-x) overflows, below x = -88.7, the result is 0 for something of up to 2.7e-37.
+        factor = np.abs(step[op.operands[1]]) if op.name == "swiglu" else 1.0
+        return 8 * U * size + TINY * np.maximum(factor, 1)
+    if op.name in ("gelu", "geglu"):
+        # 1 + tanh cancels on the negative side: it errs by a few u of 2, whatever is left.
+        factor = np.abs(step[op.operands[1]]) if op.name == "geglu" else 1.0
+        return 12 * U * np.abs(step[op.operands[0]]) * factor + TINY * np.maximum(factor, 1)
+    if op.name == "rope":
+        # Table entries are rounded once; a product and an fma round once each.
+        x = np.abs(step[op.operands[0]])
+        heads = x.reshape(len(x), -1, int(op.attributes["head_dim"]))  # type: ignore[arg-type]
+        most = np.broadcast_to(2 * heads.max(-1, keepdims=True), heads.shape)
+        magnitude = float(op.attributes.get("magnitude", 1.0))  # type: ignore[arg-type]
+        return 6 * U * magnitude * most.reshape(x.shape) + TINY
+    if op.name in ("matmul", "logits"):
+        # A cap on top flattens errors; it adds a few of its own, of at most the cap.
+        cap = float(op.attributes.get("softcap", 0.0))  # type: ignore[arg-type]
+        return _product_bound(op, step, wanted) + 8 * U * cap
+    assert op.name == "attention", op.name
+    return _attention_bound(op, step)
+
+
+def _product_bound(op: Operation, step: Evaluation, wanted: NDArray[np.float64]) -> Any:
+    """K products and their sums; then at most two additions, rounded at the size they have there.
+
+    A block's weights d * q + m enter as two terms, each at most three times the row's largest.
+    """
+    x, w = step[op.operands[0]], step[op.matrices[0]]
+    if op.name == "logits" and op.operands[0].type.shape[0] == "T":
+        x = x[step.logit_rows]
+    largest = 3 * np.abs(w).max(axis=1)
+    sizes = np.abs(x).sum(-1, keepdims=True) * largest
+    addends = [step[v] for v in op.operands[1:] if v not in op.matrices]
+    more = sum((np.abs(a) for a in addends), np.zeros(1))
+    return (w.shape[1] + 6) * U * (sizes + more + np.abs(wanted)) + TINY
+
+
+def _attention_bound(op: Operation, step: Evaluation) -> Any:
+    """Scores err by (C + 2) u of their size; weights by as much in the exponent, plus n roundings
+    of the sums; values are weighted means, so all of it times the largest value seen."""
+    q, k, v = (np.abs(step[value]) for value in op.operands[:3])
+    head_dim = int(op.attributes["head_dim"])  # type: ignore[arg-type]
+    scale = float(op.attributes["scale"])  # type: ignore[arg-type]
+    seen = max(_largest(step, op, 0), float(k.max(initial=0)))
+    cap = float(op.attributes.get("softcap", 0.0))  # type: ignore[arg-type]
+    score = head_dim * float(q.max(initial=0)) * seen * scale + 8 * cap
+    value = max(_largest(step, op, 1), float(v.max(initial=0)))
+    n_keys = int(step.positions.max()) + 1
+    return (2 * (head_dim + 3) * score + 2 * n_keys + 40) * U * value + 2.0**-24 * value + TINY
+
+
+def _largest(step: Evaluation, op: Operation, which: int) -> float:
+    layer = int(op.attributes["layer"])  # type: ignore[arg-type]
+    pages = [p[which] for (at, _), p in step.cache._pages.items() if at == layer]
+    return max((float(np.nanmax(np.abs(p), initial=0)) for p in pages), default=0.0)
