@@ -17,6 +17,7 @@ from ignis.graph.ir.evaluation import Evaluation
 
 U = 2.0**-24
 TINY = 2.0**-120  # products may fall below the normal range
+MOST = 2.0**127  # and what is beyond this may have overflowed
 
 
 def bound(op: Operation, step: Evaluation, wanted: NDArray[np.float64]) -> Any:
@@ -26,7 +27,11 @@ def bound(op: Operation, step: Evaluation, wanted: NDArray[np.float64]) -> Any:
         # All squares are positive, so the sum's relative error is that of its n additions; the
         # root halves it; division, root and two products add four roundings.
         n = int(op.attributes.get("group", wanted.shape[-1]))  # type: ignore[arg-type]
-        return (n / 2 + 8) * U * size + TINY
+        x = step[op.operands[0]]
+        groups = (x**2).reshape(len(x), x.shape[1] // n, n).sum(-1, keepdims=True)
+        squares = np.broadcast_to(groups, (*groups.shape[:2], n)).reshape(x.shape)
+        # Squares beyond f32 make the sum infinite and the result 0: NUMERICS 4 says so.
+        return np.where(squares > MOST, np.inf, (n / 2 + 8) * U * size + TINY)
     if op.name in ("add", "mul", "scale", "scale_by", "columns"):
         return 2 * U * size + TINY  # the factor of scale_by is rounded, too
     if op.name in ("silu", "swiglu"):
@@ -65,7 +70,9 @@ def _product_bound(op: Operation, step: Evaluation, wanted: NDArray[np.float64])
     sizes = np.abs(x).sum(-1, keepdims=True) * largest
     addends = [step[v] for v in op.operands[1:] if v not in op.matrices]
     more = sum((np.abs(a) for a in addends), np.zeros(1))
-    return (w.shape[1] + 6) * U * (sizes + more + np.abs(wanted)) + TINY
+    largest_sum = sizes + more
+    allowed = (w.shape[1] + 6) * U * (largest_sum + np.abs(wanted)) + TINY
+    return np.where(largest_sum > MOST, np.inf, allowed)
 
 
 def _attention_bound(op: Operation, step: Evaluation) -> Any:
