@@ -91,3 +91,6 @@ def test_plans_are_at_the_bound() -> None:
         memory = compilation.plan(n_tokens, n_logits).memory
         assert memory.gap_bytes == 0
         assert memory.nbytes == memory.bound_bytes
+    assert len(compilation.graph.operations) == 315
+    decode = compilation.plan(1, 1).memory
+    assert (decode.nbytes, decode.private_nbytes) == (41.5 * 1024, 26.125 * 1024)
