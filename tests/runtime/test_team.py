@@ -92,32 +92,33 @@ def test_any_number_of_threads_computes_the_same(
         team.close()
 
 
-def worker_names() -> set[str]:
-    return {t.name for t in threading.enumerate() if t.name.removeprefix("ignis-").isdigit()}
+def workers() -> set[threading.Thread]:
+    """The workers that live now; those of other teams in this process have the same names."""
+    return {t for t in threading.enumerate() if t.name.removeprefix("ignis-").isdigit()}
 
 
 def test_closing_stops_the_workers(library: Library) -> None:
     """Leaked workers would walk into memory that is no longer there."""
-    before = worker_names()
+    before = workers()
     team = ThreadTeam(library, 3, 64)
     ladder = Ladder(library, 3, shared=False)
     ladder.start()
     team.run(ladder.plan.records)
-    assert worker_names() - before == {"ignis-1", "ignis-2"}
+    assert sorted(t.name for t in workers() - before) == ["ignis-1", "ignis-2"]
     team.close()
     team.close()
-    assert worker_names() == before
+    assert workers() == before
     with pytest.raises(UsageError, match="closed"):
         team.run(ladder.plan.records)
 
 
 def test_a_team_that_nobody_holds_stops_by_itself(library: Library) -> None:
-    before = worker_names()
+    before = workers()
     team = ThreadTeam(library, 2, 64)
     ladder = Ladder(library, 2, shared=False)
     team.run(ladder.plan.records)
     del team
-    assert worker_names() == before
+    assert workers() == before
 
 
 def test_somebody_elses_wakeup_descriptor_stays(library: Library) -> None:
