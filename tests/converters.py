@@ -1,4 +1,4 @@
-"""Files made from files: the same model under another architecture or in other formats."""
+"""Files made from files: the same model under another architecture."""
 
 from __future__ import annotations
 
@@ -41,17 +41,3 @@ def _separate_pairs(rows: NDArray[np.uint8], n_heads: int) -> NDArray[np.uint8]:
     """Rows [heads * C, bytes]: (0, 1), (2, 3), ... of each head -> 0, 2, 4, ..., 1, 3, 5, ..."""
     heads = rows.reshape(n_heads, -1, 2, rows.shape[1])
     return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(rows.shape)
-
-
-def reencode(file: GGUFFile, path: Path, format: str) -> Path:
-    """Write the same model with every quantized matrix in another format."""
-    writer = GGUFWriter(path, file.require("general.architecture", str))
-    for key, value in file.metadata.items():
-        if key not in ("general.architecture",) and not key.startswith("GGUF."):
-            kept = [str(s) for s in value] if type(value).__name__ == "StringArray" else value
-            writer.add(key, kept)
-    for name, info in file.tensors.items():
-        wanted = format if len(info.shape) == 2 else "f32"
-        writer.add_tensor(name, lambda name=name: file.array(name), wanted, shape=info.shape)
-    writer.write()
-    return path

@@ -82,8 +82,8 @@ class GenerationStats:
 class TokenSequence:
     """One sequence in a slot of the engine: what it has been fed, and where it stands."""
 
-    def __init__(self, engine: Engine, n_vocab: int, slot: int = 0) -> None:
-        self._engine, self._n_vocab, self._slot = engine, n_vocab, slot
+    def __init__(self, engine: Engine, slot: int = 0) -> None:
+        self._engine, self._slot = engine, slot
         self.ids: list[int] = []
 
     @property
@@ -130,7 +130,7 @@ class Model:
         self.config, self.report, self.tokenizer = config, report, tokenizer
         self._file, self._engine = file, engine
         self._unguard = unguard
-        self._sequence = TokenSequence(engine, config.n_vocab)
+        self._sequence = TokenSequence(engine)
         template = file.metadata.get("tokenizer.chat_template")
         self._template = ChatTemplate(template if isinstance(template, str) else None, tokenizer)
 
@@ -166,7 +166,7 @@ class Model:
     def new_sequence(self) -> TokenSequence:
         """An empty sequence in this model's slot; the one before it must not be used any more."""
         self._sequence.truncate(0)
-        self._sequence = TokenSequence(self._engine, self.config.n_vocab)
+        self._sequence = TokenSequence(self._engine)
         return self._sequence
 
     def generate(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -64,16 +65,12 @@ class CompileReport:
 
     def lines(self) -> list[str]:
         """The report as `ignis run` prints it."""
-        fused = {
-            "rmsnorm": "rmsnorm", "swiglu": "swiglu", "matmul+residual": "residual",
-        }  # fmt: skip
-        counts: dict[str, int] = {}
+        labels = {"rmsnorm": "rmsnorm", "swiglu": "swiglu", "matmul+residual": "residual"}
+        counts: Counter[str] = Counter()
         for report in self.passes:
-            for kind, count in report.counts.items():
-                label = next((v for k, v in fused.items() if kind == k or
-                              (k == "matmul+residual" and "residual" in kind)), None)
-                if label is not None:
-                    counts[label] = counts.get(label, 0) + count
+            for kind, label in labels.items():
+                if kind in report.counts:
+                    counts[label] += report.counts[kind]
         made = " + ".join(f"{count} {label}" for label, count in counts.items()) or "nothing"
         quantized = sum(report.counts.get("quantize", 0) for report in self.passes)
         extra = f", {quantized} quantize placed" if quantized else ""
@@ -125,11 +122,11 @@ def compile_model(
     runner: Engine
     if engine == "reference":
         graph, passes = naive, []
-        runner = ReferenceEngine(file, config, naive, n_ctx, n_slots)
+        runner = ReferenceEngine(file, naive, n_ctx, n_slots)
         layout, n_kernels, n_compiled, build_seconds = "float64", 0, 0, 0.0
-        n_values, n_buffers, naive_nbytes = len(naive.values), len(naive.values), 0
-        arena, output = naive.activation_nbytes(1, 1), 0
-        naive_nbytes = arena
+        n_values = n_buffers = len(naive.values)
+        naive_nbytes = arena = naive.activation_nbytes(1, 1)
+        output = 0
     else:
         layout = choose_layout(weights, packed_tensors(graph))
         options = EngineOptions(

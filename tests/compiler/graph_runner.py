@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ignis.gguf import BLOCKS
 from ignis.graph.ir import Graph, Operation, Value, verify
 from ignis.graph.ir.rope import RopeScaling
+from ignis.graph.ir.types import align
 from ignis.graph.passes import run_pipeline
 from ignis.graph.passes.plan_memory import Timing, plan_memory
 from ignis.kernels import matmul
@@ -29,7 +30,7 @@ from ignis.native.host import host_target
 from ignis.native.library import Library
 from ignis.runtime.kv_cache import KVCache
 from ignis.runtime.launches import Argument, Launch, Private, Surroundings, lower
-from ignis.runtime.memory import Memory, align
+from ignis.runtime.memory import Memory
 from ignis.runtime.plan import CompiledPlan
 from ignis.runtime.rope_tables import RopeTable
 from ignis.runtime.schedule import schedule, timing_of, verify_schedule

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ignis.gguf import open_gguf
-from ignis.runtime.memory import Memory, align
+from ignis.graph.ir.types import align
+from ignis.runtime.memory import Memory
 from ignis.runtime.weights import advise_dont_need
 from tests.random_models import BLOCK_FORMATS, write_random_model
 from tests.runtime.engines import engine, feed

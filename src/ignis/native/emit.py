@@ -268,9 +268,6 @@ class LlvmBuilder(Builder):
         """Atomically add (sequentially consistent) and return what stood there before."""
         return self._new(value.type, self.b.atomic_rmw("add", pointer.raw, value.raw, "seq_cst"))
 
-    def exchange(self, pointer: Value, value: Value) -> Value:
-        return self._new(value.type, self.b.atomic_rmw("xchg", pointer.raw, value.raw, "seq_cst"))
-
     def pause(self) -> None:
         """Tell the core that this is a spin loop."""
         if self.target.is_x86:

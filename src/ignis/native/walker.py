@@ -195,12 +195,8 @@ def _futex(k: LlvmBuilder, team: Value, word: int, operation: int, value: Value)
             syscall, i64, k.const(i64, number), team.at(word), k.const(i64, operation), value,
             zero, zero, zero,
         )  # fmt: skip
-    for _ in k.when(syscall_missing(k, syscall)):
+    for _ in k.when(k.not_null(syscall) ^ 1):
         k.pause()
-
-
-def syscall_missing(k: LlvmBuilder, syscall: Value) -> Value:
-    return k.not_null(syscall).zext(i32) == 0
 
 
 def _cycles(k: LlvmBuilder) -> Value:

@@ -15,7 +15,7 @@ from ignis.native.host import host_target
 from ignis.native.library import Library
 from ignis.runtime.launches import Launch
 from ignis.runtime.memory import Memory
-from ignis.runtime.plan import CompiledPlan
+from ignis.runtime.plan import ONE_ROW, CompiledPlan
 from ignis.runtime.team import WALKER, ThreadTeam
 from ignis.runtime.threads import available_threads
 from ignis.settings import Settings
@@ -52,7 +52,7 @@ def measure(n_threads: int | None = None) -> Ceilings:
     def seconds_of(family: KernelFamily, units: int) -> float:
         launch = Launch(None, family(), {"x": memory.address, "y": None}, units)
         plan = CompiledPlan([launch], library, n_threads)
-        plan.set_counts({"T": 1, "R": 1, "S": 1})
+        plan.set_counts(ONE_ROW)
         times = []
         for _ in range(_REPEATS):
             started = time.perf_counter()

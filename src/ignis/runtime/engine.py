@@ -22,6 +22,7 @@ from ignis.graph.models import ModelConfig
 from ignis.graph.passes.plan_memory import MemoryPlan, plan_memory
 from ignis.kernels import matmul
 from ignis.kernels.lang import Kernel
+from ignis.kernels.rows import ROWS
 from ignis.native.cache import ObjectCache
 from ignis.native.library import Library
 from ignis.runtime.kv_cache import KVCache
@@ -33,8 +34,8 @@ from ignis.runtime.launches import (
     embedding_launch,
     lower,
 )  # fmt: skip
-from ignis.runtime.memory import Memory, align
-from ignis.runtime.plan import CompiledPlan
+from ignis.runtime.memory import Memory, thread_stride
+from ignis.runtime.plan import ONE_ROW, CompiledPlan
 from ignis.runtime.rope_tables import RopeTable
 from ignis.runtime.schedule import Schedule, schedule, timing_of
 from ignis.runtime.step import StepBatch, StepTables
@@ -118,10 +119,7 @@ class NativeEngine:
 
         Raises: UsageError for a batch that is too large or does not continue its sequences.
         """
-        self._admit(batch)
-        n_logits = len(batch.logit_rows)
-        bucket = self._bucket(len(batch.ids), n_logits)
-        bucket.plan.set_counts(self.tables.fill(batch))
+        bucket, n_logits = self._ready(batch), len(batch.logit_rows)
         self._run(bucket)
         for slot, position in zip(batch.slots, batch.positions, strict=True):
             self._filled[slot] = position + 1
@@ -159,18 +157,23 @@ class NativeEngine:
 
     def profile(self, batch: StepBatch) -> list[tuple[Launch, int, int]]:
         """Run a step; thread 0's cycles at work and at the barrier behind, for each launch."""
-        self._admit(batch)
-        bucket = self._bucket(len(batch.ids), len(batch.logit_rows))
-        bucket.plan.set_counts(self.tables.fill(batch))
+        bucket = self._ready(batch)
         times = np.zeros((len(bucket.launches), 2), np.int64)
-        self.team.run(bucket.plan.records, times, self.cache.forget_arrivals)
+        self.team.run(bucket.plan.records, times, self.cache.begin_step)
         return [
             (launch, work, wait)
             for launch, (work, wait) in zip(bucket.launches, times.tolist(), strict=True)
         ]
 
+    def _ready(self, batch: StepBatch) -> _Bucket:
+        """Check the batch, make room for it, and fill in the plan that it takes."""
+        self._admit(batch)
+        bucket = self._bucket(len(batch.ids), len(batch.logit_rows))
+        bucket.plan.set_counts(self.tables.fill(batch))
+        return bucket
+
     def _run(self, bucket: _Bucket) -> None:
-        self.team.run(bucket.plan.records, prepare=self.cache.forget_arrivals)
+        self.team.run(bucket.plan.records, prepare=self.cache.begin_step)
 
     def _admit(self, batch: StepBatch) -> None:
         """Check that the batch continues its sequences, and make room for it."""
@@ -191,7 +194,6 @@ class NativeEngine:
                 raise UsageError(f"the step does not continue slot {slot}", got=position,
                                  wanted=expected.get(slot, "a slot of this engine"))  # fmt: skip
             expected[slot] = position + 1
-        self.cache.begin_step()
         for slot in set(batch.slots):
             self.cache.reserve(slot, expected[slot])
             for table in self._rope_tables.values():
@@ -212,8 +214,7 @@ class NativeEngine:
     def _build(self, n_tokens: int, n_logits: int) -> _Bucket:
         timetable, memory_plan = self.plan(n_tokens, n_logits)
         arena, logits = Memory(memory_plan.nbytes), Memory(memory_plan.output_nbytes)
-        # A page and a bit apart: streams a power of two apart share cache sets.
-        stride = align(memory_plan.private_nbytes, 4096) + 4096 + 192
+        stride = thread_stride(memory_plan.private_nbytes)
         private = Memory(stride * self.options.n_threads)
 
         def address(value: Value) -> Argument:
@@ -248,8 +249,8 @@ class NativeEngine:
     def _requirements(self) -> tuple[list[Kernel], int]:
         """All kernels that steps of any size need, and the scratch a thread needs for them."""
         launches: list[Launch] = []
-        for n_tokens, n_logits in ((1, 1), (2, 1), (2, 2)):
-            launches += self._launches(self._surroundings(n_tokens, n_logits, lambda value: 0))
+        for n in (1, 2):  # what a launch is depends on whether its own rows are one or more
+            launches += self._launches(self._surroundings(n, n, lambda value: 0))
         kernels = {launch.kernel.symbol: launch.kernel for launch in launches}
         for tensor in self.weights.packed:
             kernel = matmul.pack_panels(format=tensor.format)
@@ -282,9 +283,9 @@ class NativeEngine:
             "n_values": tensor.n_values,
         }
         kernel = matmul.pack_panels(format=tensor.format)
-        launch = Launch(None, kernel, args, -(-tensor.n_rows // 16), shared=True)
+        launch = Launch(None, kernel, args, -(-tensor.n_rows // ROWS), shared=True)
         plan = CompiledPlan([launch], self.library, self.options.n_threads)
-        plan.set_counts({"T": 1, "R": 1, "S": 1})
+        plan.set_counts(ONE_ROW)
         return plan
 
 
@@ -298,19 +299,18 @@ class ImperativeEngine(NativeEngine):
         start = 0
         for index in range(1, len(records) + 1):
             if index == len(records) or bucket.launches[index].op is not bucket.launches[start].op:
-                self.team.run(records[start:index], prepare=self.cache.forget_arrivals)
+                self.team.run(records[start:index], prepare=self.cache.begin_step)
                 start = index
 
 
 class ReferenceEngine:
     """The float64 interpreter of the naive graph: close to the others, not equal."""
 
-    def __init__(self, file: GGUFFile, config: ModelConfig, graph: Graph, n_ctx: int,
-                 n_slots: int = 1) -> None:  # fmt: skip
+    def __init__(self, file: GGUFFile, graph: Graph, n_ctx: int, n_slots: int = 1) -> None:
         from ignis.graph.ir.interpreter import ReferenceCache
 
         self.n_ctx, self.n_slots = n_ctx, n_slots
-        self._file, self._config, self._graph = file, config, graph
+        self._file, self._graph = file, graph
         self._cache = ReferenceCache()
         self._arrays: dict[str, NDArray[np.float64]] = {}
 

@@ -64,10 +64,6 @@ class KVCache:
         """Counters of finished segments, i64 a chunk of heads; zero between steps."""
         return self._arrived.address
 
-    def forget_arrivals(self) -> None:
-        """Clear the counters before a step: one that was broken off may have left some."""
-        self._arrived.bytes[:] = 0
-
     def begin_step(self) -> None:
         """Set the counters to zero: a step that Ctrl-C ended has left them where they were."""
         self._arrived.bytes[:] = 0

@@ -45,8 +45,8 @@ class Private:
 Argument = int | float | str | Private | None
 
 _MAX_GROUP = 8  # query heads that share each load of a key
-_DECODE_UNIT_ROWS = 8
-_GRAIN_NBYTES = 65536
+_DECODE_UNIT_ROWS = 8  # of float weights for one token: small, for chunks to be cut from
+_GRAIN_NBYTES = 65536  # of weights that a thread reads in one go for one token
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ignis.graph.ir.types import align
+
 # Reserved, not committed: a cache for a long context costs what is used of it. Linux's number, as
 # Python has no name for it before 3.13.
 _NORESERVE = 0x4000 if sys.platform.startswith("linux") else 0
@@ -33,6 +35,9 @@ class Memory:
         return self.bytes[offset_bytes : offset_bytes + count * itemsize].view(dtype)
 
 
-def align(nbytes: int, to: int = 64) -> int:
-    """Round up to a multiple."""
-    return -(-nbytes // to) * to
+def thread_stride(nbytes: int) -> int:
+    """How far apart threads' own memories of that size lie: a page and a bit behind each other.
+
+    Streams a power of two apart would share cache sets.
+    """
+    return align(nbytes, mmap.PAGESIZE) + mmap.PAGESIZE + 192

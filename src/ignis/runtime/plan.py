@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ _CHUNKS_PER_THREAD = 8  # small enough that a late thread costs an eighth of its
 
 _RECORD_WORDS = 8
 _KERNEL, _ARGS, _UNITS, _CHUNK, _COUNTER, _ARGS_STRIDE, _REPEATED, _BARRIER = range(_RECORD_WORDS)
+
+ONE_ROW: Mapping[str, int] = MappingProxyType({"T": 1, "R": 1, "S": 1})
+"""The counts for launches outside a model's step, which name none."""
 
 
 class CompiledPlan:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ignis.graph.ir.types import align
 from ignis.kernels.attention import SEGMENT
-from ignis.runtime.memory import Memory, align
+from ignis.runtime.memory import Memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from ignis.errors import UsageError
 from ignis.native import walker
 from ignis.native.library import Library, Routine
 from ignis.runtime.interrupt import watch_for_interrupt
-from ignis.runtime.memory import Memory, align
+from ignis.runtime.memory import Memory, thread_stride
 from ignis.runtime.threads import available_threads
 
 WALKER = Routine("walker", walker.emit_walker)
@@ -49,8 +49,7 @@ class ThreadTeam:
         self._worker = worker_type(library.address("team_worker"))
         self._enter_float_mode = run_type(library.address("enter_float_mode"))
         self._leave_float_mode = run_type(library.address("leave_float_mode"))
-        # A page and a bit apart: streams a power of two apart share cache sets.
-        self._stride = align(scratch_nbytes, 4096) + 4096 + 192
+        self._stride = thread_stride(scratch_nbytes)
         self._scratch = Memory(self._stride * n_threads)
         self._block = Memory(walker.TEAM_NBYTES)
         self._workers: list[threading.Thread] = []

@@ -14,11 +14,11 @@ from pathlib import Path
 from ignis.errors import UsageError
 from ignis.gguf import GGUFFile
 from ignis.graph.ir import Graph
-from ignis.graph.ir.types import BLOCK_FORMATS
+from ignis.graph.ir.types import ALIGNMENT, BLOCK_FORMATS, align
 from ignis.kernels.panels import FORMATS
 from ignis.kernels.rows import ROWS
 from ignis.runtime.cgroup import free_memory
-from ignis.runtime.memory import Memory, align
+from ignis.runtime.memory import Memory
 
 LAYOUTS = ("auto", "mapped", "packed")
 
@@ -82,21 +82,21 @@ def available_memory() -> int:
 
 
 class WeightStore:
-    """Addresses of all weights of a graph; packed ones are filled by `pack_jobs`."""
+    """Addresses of all weights of a graph; whoever runs kernels fills those in `packed`."""
 
     def __init__(self, file: GGUFFile, graph: Graph, layout: str) -> None:
         self.layout = layout
         self._file = file  # addresses point into its mapping
         self.packed = packed_tensors(graph) if layout == "packed" else []
-        # A cache line more than a page apart: no two panels start a power of two apart.
-        self._panels = Memory(sum(align(t.nbytes, 4096) + 4160 for t in self.packed))
+        # A cache line apart: no two tensors of one size start a power of two apart.
+        self._panels = Memory(sum(align(t.nbytes) + ALIGNMENT for t in self.packed))
         self._places = {
             name: WeightPlace(file.address(name), "rows") for name in graph.weights
         }
         offset = 0
         for tensor in self.packed:
             self._places[tensor.name] = WeightPlace(self._panels.address + offset, "panels")
-            offset = align(offset + tensor.nbytes) + 64
+            offset = align(offset + tensor.nbytes) + ALIGNMENT
 
     @property
     def places(self) -> Mapping[str, WeightPlace]:

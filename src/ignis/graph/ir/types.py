@@ -98,9 +98,9 @@ def a8_nbytes(n_tokens: int, width: int) -> int:
     return n_tokens * (width // A8_BLOCK) * A8_BLOCK_NBYTES
 
 
-def align(nbytes: int) -> int:
-    """The next multiple of `ALIGNMENT`."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def align(nbytes: int, to: int = ALIGNMENT) -> int:
+    """The next multiple of `to`."""
+    return -(-nbytes // to) * to
 
 
 def _parse_dim(dim: str, text: str) -> Dim:

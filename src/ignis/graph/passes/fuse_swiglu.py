@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ignis.graph.ir import Graph, Operation
-from ignis.graph.ir.ops import Mul, Silu, Swiglu
-from ignis.graph.passes.rewrite import Private, absorb
+from ignis.graph.ir import Graph
+from ignis.graph.ir.ops import Silu, Swiglu
+from ignis.graph.passes.rewrite import fuse_gated
 
 
 def fuse_swiglu(graph: Graph) -> Graph:
@@ -19,15 +19,4 @@ def fuse_swiglu(graph: Graph) -> Graph:
 
     Multiplication commutes, so either operand of the mul may be the silu: the bits stay.
     """
-    return absorb(graph, _fuse)
-
-
-def _fuse(op: Operation, private: Private) -> tuple[Operation, Operation] | None:
-    if not isinstance(op, Mul):
-        return None
-    for gated, up in ((op.a, op.b), (op.b, op.a)):
-        silu = private.get(gated)
-        if isinstance(silu, Silu):
-            operands = {"gate": silu.x, "up": up}
-            return silu, Swiglu.create(operands, {}, [op.result.name])
-    return None
+    return fuse_gated(graph, Silu, Swiglu)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from ignis.graph.ir import Graph, Operation, Value
-from ignis.graph.ir.ops import Matmul, MatmulGroup
+from ignis.graph.ir.ops import Matmul, MatmulGroup, Mul
 from ignis.graph.ir.types import BLOCK_FORMATS
 
 Private: TypeAlias = Mapping[Value, Operation]
@@ -36,6 +36,22 @@ def absorb(graph: Graph, rule: Rule) -> Graph:
             absorbed.update(found[0].results)
         operations.append(op if found is None else found[1])
     return graph.with_operations([op for op in operations if absorbed.isdisjoint(op.results)])
+
+
+def fuse_gated(graph: Graph, unit: type[Operation], gated: type[Operation]) -> Graph:
+    """Fuse a `unit` (silu, say) into the mul that alone reads it: a `gated` op of gate and up."""
+
+    def rule(op: Operation, private: Private) -> tuple[Operation, Operation] | None:
+        if not isinstance(op, Mul):
+            return None
+        for value, up in ((op.a, op.b), (op.b, op.a)):
+            producer = private.get(value)
+            if isinstance(producer, unit):
+                operands = {"gate": producer.operand("x"), "up": up}
+                return producer, gated.create(operands, {}, [op.result.name])
+        return None
+
+    return absorb(graph, rule)
 
 
 def group_matmuls(graph: Graph, groups: Sequence[Sequence[Matmul]]) -> Graph:
