@@ -39,6 +39,7 @@ def load(
     engine: str = "graph",
     pre: str | None = None,
     weights: str = "auto",
+    prepare_chat: bool = False,
 ) -> Model:
     """Load a GGUF file and compile it for this processor.
 
@@ -49,6 +50,8 @@ def load(
         engine: "graph", "imperative" (op by op, same bits) or "reference" (float64 NumPy).
         pre: the pre-tokenizer, where the file names none that is known.
         weights: "auto", "mapped" (as they lie in the file) or "packed" (faster, in memory).
+        prepare_chat: start the process that renders chat templates while the model compiles; the
+            first `chat` then begins some 60 ms sooner.
 
     Raises: ModelFileError, UnsupportedModelError, TokenizerError, UsageError, DownloadError.
     """
@@ -56,13 +59,20 @@ def load(
     file = open_gguf(hub.resolve(None if path is None else Path(path) if isinstance(
         path, os.PathLike) else path, settings))
     unguard = guard_mappings(file.mappings)  # packing reads the whole file already
+    template: ChatTemplate | None = None
     try:
         tokenizer = Tokenizer.from_gguf(file, pre)
+        source = file.metadata.get("tokenizer.chat_template")
+        template = ChatTemplate(source if isinstance(source, str) else None, tokenizer)
+        if prepare_chat:
+            template.start()
         runner, config, report = compile_model(
             file, settings, engine=engine, n_threads=threads, n_ctx=n_ctx, weights=weights
         )
-        return Model(file, tokenizer, runner, config, report, unguard)
+        return Model(file, tokenizer, template, runner, config, report, unguard)
     except BaseException:
+        if template is not None:
+            template.close()
         unguard()
         file.close()
         raise
@@ -124,15 +134,13 @@ class Model:
     """A compiled model. Use it from one thread at a time; close it, or use `with`."""
 
     def __init__(
-        self, file: GGUFFile, tokenizer: Tokenizer, engine: Engine, config: ModelConfig,
-        report: CompileReport, unguard: Callable[[], None],
+        self, file: GGUFFile, tokenizer: Tokenizer, template: ChatTemplate, engine: Engine,
+        config: ModelConfig, report: CompileReport, unguard: Callable[[], None],
     ) -> None:  # fmt: skip
         self.config, self.report, self.tokenizer = config, report, tokenizer
-        self._file, self._engine = file, engine
+        self._file, self._template, self._engine = file, template, engine
         self._unguard = unguard
         self._sequence = TokenSequence(engine)
-        template = file.metadata.get("tokenizer.chat_template")
-        self._template = ChatTemplate(template if isinstance(template, str) else None, tokenizer)
 
     @property
     def n_ctx(self) -> int:

@@ -260,3 +260,18 @@ def test_chatml_without_template() -> None:
     assert json.dumps(controls(template, CHAT[:1])) == json.dumps(
         ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
     )
+
+
+def test_a_process_started_ahead_answers_like_any_other(tokenizer: Tokenizer) -> None:
+    """Starting it twice, closing it unused and using it again must not lose step with its pipe."""
+    template = ChatTemplate(None, tokenizer)
+    expected = rendered(template, CHAT[:1])
+    template.close()
+    template.start()
+    template.start()
+    assert [rendered(template, CHAT[:1]) for _ in range(2)] == [expected] * 2
+    template.close()
+    template.start()
+    template.close()
+    assert rendered(template, CHAT[:1]) == expected
+    template.close()

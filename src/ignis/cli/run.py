@@ -106,7 +106,7 @@ def run(
         tell(f"model {path}, seed {seed}", quiet)
     with prompt_interrupt():    # while it compiles; steps watch for Ctrl-C themselves
         loaded = ignis.load(path, threads=threads, n_ctx=n_ctx, engine=engine, pre=pre,
-                            weights=weights)
+                            weights=weights, prepare_chat=not raw)
     with loaded:
         for line in loaded.report.lines():
             tell(line, quiet)

@@ -15,8 +15,9 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from functools import cache
-from importlib import metadata
 from pathlib import Path
+
+import llvmlite
 
 import ignis
 from ignis.target import Target
@@ -70,7 +71,7 @@ def source_digest() -> str:
     llvmlite bundles its LLVM, so its version stands for both.
     """
     root = Path(ignis.__file__).parent
-    digest = hashlib.sha256(metadata.version("llvmlite").encode())
+    digest = hashlib.sha256(llvmlite.__version__.encode())
     files = [root / "target.py"]
     for package in ("gguf", "kernels", "native"):
         files += sorted((root / package).glob("*.py"))

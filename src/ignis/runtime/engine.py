@@ -7,7 +7,7 @@ Their logits must be equal bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,6 +47,7 @@ MAX_TOKENS = 512  # of one step; longer prompts take several
 MAX_LOGITS = 64
 _TOKEN_BUCKETS = (1, 16, 128, MAX_TOKENS)
 _LOGIT_BUCKETS = (1, 8, MAX_LOGITS)
+_PACK_NBYTES = 4 << 20  # panels filled before the file's pages behind them are let go
 
 
 class Engine(Protocol):
@@ -237,25 +238,36 @@ class NativeEngine:
             self._rope_table,
         )  # fmt: skip
 
-    def _launches(self, at: Surroundings) -> list[Launch]:
+    def _launches(self, at: Surroundings, ops: Iterable[Operation] | None = None) -> list[Launch]:
         (x,) = self.graph.inputs
         # The embedding is read by row, so always from the file.
         place = WeightPlace(self._file.address("token_embd.weight"), "rows")
         launches = [embedding_launch(place, self._embedding, x, at)]
-        for op in self.graph.operations:
+        for op in self.graph.operations if ops is None else ops:
             launches += lower(op, at)
         return launches
 
     def _requirements(self) -> tuple[list[Kernel], int]:
         """All kernels that steps of any size need, and the scratch a thread needs for them."""
         launches: list[Launch] = []
+        distinct = {self._kind(op): op for op in self.graph.operations}.values()
         for n in (1, 2):  # what a launch is depends on whether its own rows are one or more
-            launches += self._launches(self._surroundings(n, n, lambda value: 0))
+            launches += self._launches(self._surroundings(n, n, lambda value: 0), distinct)
         kernels = {launch.kernel.symbol: launch.kernel for launch in launches}
         for tensor in self.weights.packed:
             kernel = matmul.pack_panels(format=tensor.format)
             kernels[kernel.symbol] = kernel
         return list(kernels.values()), max(launch.scratch_nbytes for launch in launches)
+
+    def _kind(self, op: Operation) -> Hashable:
+        """What kernels an op takes: layers repeat a few kinds, and need not be lowered for it."""
+        places = self.weights.places
+        operands = (
+            (value.type, places[value.name].layout if value.is_weight else None)
+            for value in op.operands
+        )
+        attributes = ((k, v) for k, v in sorted(op.attributes.items()) if k != "layer")
+        return op.kind, *operands, *attributes
 
     def _rope_table(self, op: Operation) -> int:
         """The table of a rope op, shared by all that turn alike."""
@@ -270,12 +282,23 @@ class NativeEngine:
         return self._rope_tables[key].address
 
     def _pack(self) -> None:
-        """Fill the panels, tensor by tensor, and let go of the file's pages behind."""
-        for tensor in self.weights.packed:
-            self.team.run(self._pack_plan(tensor).records)
-            self.weights.release_mapped(tensor)
+        """Fill the panels, some tensors at a time, and let go of the file's pages behind."""
+        group: list[PackedTensor] = []
+        for index, tensor in enumerate(self.weights.packed, 1):
+            group.append(tensor)
+            last = index == len(self.weights.packed)
+            if last or sum(tensor.nbytes for tensor in group) >= _PACK_NBYTES:
+                plan = CompiledPlan(
+                    [self._packing(tensor) for tensor in group], self.library,
+                    self.options.n_threads,
+                )  # fmt: skip
+                plan.set_counts(ONE_ROW)
+                self.team.run(plan.records)
+                for packed in group:
+                    self.weights.release_mapped(packed)
+                group.clear()
 
-    def _pack_plan(self, tensor: PackedTensor) -> CompiledPlan:
+    def _packing(self, tensor: PackedTensor) -> Launch:
         args: Mapping[str, int] = {
             "weight": self._file.address(tensor.name),
             "y": self.weights.places[tensor.name].address,
@@ -283,10 +306,7 @@ class NativeEngine:
             "n_values": tensor.n_values,
         }
         kernel = matmul.pack_panels(format=tensor.format)
-        launch = Launch(None, kernel, args, -(-tensor.n_rows // ROWS), shared=True)
-        plan = CompiledPlan([launch], self.library, self.options.n_threads)
-        plan.set_counts(ONE_ROW)
-        return plan
+        return Launch(None, kernel, args, -(-tensor.n_rows // ROWS), shared=True)
 
 
 class ImperativeEngine(NativeEngine):

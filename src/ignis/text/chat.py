@@ -71,6 +71,10 @@ class ChatTemplate:
         self._trusted = {name: "" if i is None else vocabulary.text_at(i)
                          for name, i in ids.items()}  # fmt: skip
 
+    def start(self) -> None:
+        """Start the process that renders now; the first use waits less."""
+        self._worker.start()
+
     def close(self) -> None:
         """Stop the process that renders; the next use starts another."""
         self._worker.close()

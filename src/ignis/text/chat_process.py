@@ -27,7 +27,14 @@ class WorkerProcess:
         self._timeout = timeout_seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
         self._finalizer: Any = None
+
+    def start(self) -> None:
+        """Start the process without waiting for it, so that the first answer comes sooner."""
+        with self._lock:
+            if self._process is None:
+                self._start()
 
     def ask(self, question: str) -> dict[str, str]:
         """The answer to one JSON line; raises `TokenizerError` if it does not come in time."""
@@ -35,6 +42,9 @@ class WorkerProcess:
             try:
                 if self._process is None:
                     self._start()
+                if not self._ready:
+                    self._read_line(_START_SECONDS, "it did not start")
+                    self._ready = True
                 return self._exchange(question.encode("ascii"))
             except BaseException:
                 self.close()  # the state of a half-read pipe is unknown; so is that of a killed one
@@ -45,6 +55,7 @@ class WorkerProcess:
         if self._finalizer is not None:
             self._finalizer()
         self._process = self._finalizer = None
+        self._ready = False
 
     def _start(self) -> None:
         folders = dict.fromkeys(_folder(package) for package in ("jinja2", "markupsafe"))
@@ -55,7 +66,6 @@ class WorkerProcess:
             start_new_session=True,  # Ctrl-C is for us, not for it
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, _stop, self._process)
-        self._read_line(_START_SECONDS, "it did not start")
 
     def _exchange(self, question: bytes) -> dict[str, str]:
         assert self._process is not None and self._process.stdin is not None
