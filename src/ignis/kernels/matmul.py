@@ -22,8 +22,8 @@ from typing import Any
 from ignis.kernels import a8, panels
 from ignis.kernels.lang import Builder, Value, f32, i64, kernel, ptr
 from ignis.kernels.panels import FORMATS, PanelFormat, PanelProducts, RowProducts
-from ignis.kernels.rows import ROWS, PanelRows
-from ignis.kernels.scales import FileHeader, Index, PanelHeader, Terms
+from ignis.kernels.rows import ROWS, Index, PanelRows
+from ignis.kernels.scales import FileHeader, PanelHeader, Terms
 
 LANES = f32.x(ROWS)
 SUMS_NBYTES = a8.MAX_ROWS * LANES.nbytes  # scratch for the sums of a panel

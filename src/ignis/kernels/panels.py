@@ -24,7 +24,7 @@ that is there), a line in `FORMATS`, and its name in `graph.ir.types.BLOCK_FORMA
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ignis.gguf.blocks import BLOCKS
@@ -33,6 +33,7 @@ from ignis.kernels import scales, unpack
 from ignis.kernels.lang import Builder, Value, i8, i32
 from ignis.kernels.rows import (
     ROWS,
+    Index,
     PanelRows,
     Rows,
     repeat,
@@ -55,7 +56,7 @@ class PanelFormat:
     name: str
     bits: int  # of a code
     offset: int  # subtracted from the unsigned byte
-    unpack: Callable[[Rows, int], unpack.Halves]
+    unpack: Callable[[Rows, Index], unpack.Halves]
     scheme: Scheme
     table: tuple[int, ...] | None = None  # the byte of each code; None: the code itself
 
@@ -93,6 +94,11 @@ class PanelFormat:
     def panel_nbytes(self, n_values: int) -> int:
         return n_values // (BLOCK * self.group_blocks) * self.panel_group_nbytes
 
+    def blocks(self, k: Builder) -> Iterable[Index]:
+        """The numbers of a group's blocks: a loop of the kernel where unpacking allows it."""
+        loops = self.group_blocks > 1 and self.unpack is not unpack.tq1_0
+        return k.range(self.group_blocks) if loops else range(self.group_blocks)
+
     def bytes(self, codes: Value) -> Value:
         """The unsigned bytes that the codes stand for."""
         return codes if self.table is None else codes.k.lookup(self.table, codes)
@@ -126,12 +132,11 @@ FORMATS = {
 def pack_group(k: Builder, fmt: PanelFormat, rows: PanelRows, out: Value) -> None:
     """Copy one group of 16 rows into a panel group at `out`."""
     FileHeader(fmt.scheme.fields, rows).store(out)
-    for b in range(fmt.group_blocks):
-        place = fmt.header_nbytes + b * fmt.quants_nbytes
+    for b in fmt.blocks(k):
+        place = out.at(fmt.header_nbytes + b * fmt.quants_nbytes)
         codes = [fmt.unpack(quad, b) for quad in rows.quads]
-        for vector in _planes(k, fmt.bits, codes):
-            out.at(place).store(vector)
-            place += vector.type.nbytes
+        for i, vector in enumerate(_planes(k, fmt.bits, codes)):
+            place.at(i * vector.type.nbytes).store(vector)
 
 
 def _planes(k: Builder, bits: int, quads: Sequence[unpack.Halves]) -> list[Value]:
@@ -203,7 +208,7 @@ class RowProducts:
     k: Builder
     fmt: PanelFormat
     rows: PanelRows
-    b: int
+    b: Index
     x: Value
 
     def whole(self, start: Value) -> Value:

@@ -8,10 +8,14 @@ unpacking instructions, which stay inside 128-bit lanes, transpose them into lan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from ignis.kernels.lang import Builder, Type, Value, i8, i16, i32
 
 ROWS = 16  # rows of a panel: the lanes of an f32 vector
+
+Index: TypeAlias = "int | Value"
+"""A number known while the kernel is built, or only when it runs."""
 
 
 class Rows:
@@ -20,7 +24,7 @@ class Rows:
     def __init__(self, k: Builder, pointers: Sequence[Value]) -> None:
         self.k, self._pointers = k, pointers
 
-    def bytes(self, at: int) -> Value:
+    def bytes(self, at: Index) -> Value:
         """16 bytes of each row, from offset `at` on."""
         return self._join([row.at(at).load(i8.x(16)) for row in self._pointers])
 
@@ -81,12 +85,14 @@ def repeat(k: Builder, v: Value, times: int) -> Value:
     return k.shuffle(v, v, list(range(v.type.lanes)) * times)
 
 
-def shift_bytes(v: Value, n_bits: int) -> Value:
-    """Bytes shifted right (left where `n_bits` is negative), as 16-bit words.
+def shift_bytes(v: Value, n_bits: Index) -> Value:
+    """Bytes shifted right (left where `n_bits` is a negative number), as 16-bit words.
 
     There are no shifts of bytes: bits of the neighbour come in, so mask what must be zero.
     """
     words = v.bits(i16.x(v.type.lanes // 2))
+    if isinstance(n_bits, Value):
+        return (words >> n_bits.to(i16).splat(words.type.lanes)).bits(v.type)
     return (words >> n_bits if n_bits >= 0 else words << -n_bits).bits(v.type)
 
 

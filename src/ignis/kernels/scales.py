@@ -12,13 +12,11 @@ block's number b be known while the kernel is built or only when it runs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from ignis.kernels import a8
 from ignis.kernels.lang import Builder, Type, Value, f16, f32, i8, i16, i32
-from ignis.kernels.rows import ROWS, PanelRows
-
-Index: TypeAlias = "int | Value"
+from ignis.kernels.rows import ROWS, Index, PanelRows
 
 
 @dataclass(frozen=True, slots=True)

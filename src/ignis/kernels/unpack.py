@@ -2,78 +2,80 @@
 
 `unpack(rows, b)` reads block b of 32 values at the start of a group (of one block, or of a
 super-block's eight) and returns two vectors, its first and its last 16 values, as unsigned codes
-of the format's bits. What a code means (an offset, a list of values) and the scales are said in
-`panels.FORMATS`. The layouts are drawn in `gguf.classic`, `gguf.kquants` and `gguf.codebooks`.
+of the format's bits. b is known while the kernel is built or, but for `tq1_0`, only when it runs.
+What a code means (an offset, a list of values) and the scales are said in `panels.FORMATS`. The
+layouts are drawn in `gguf.classic`, `gguf.kquants` and `gguf.codebooks`.
 """
 
 from __future__ import annotations
 
 from ignis.kernels.lang import Value
-from ignis.kernels.rows import Rows, shift_bytes
+from ignis.kernels.rows import Index, Rows, shift_bytes
 
 Halves = tuple[Value, Value]
 
 
-def q8_0(rows: Rows, b: int) -> Halves:
+def q8_0(rows: Rows, b: Index) -> Halves:
     return rows.bytes(2) ^ 0x80, rows.bytes(18) ^ 0x80
 
 
-def q4_0(rows: Rows, b: int) -> Halves:
+def q4_0(rows: Rows, b: Index) -> Halves:
     return _nibbles(rows.bytes(2))
 
 
 iq4_nl = q4_0
 
 
-def q4_1(rows: Rows, b: int) -> Halves:
+def q4_1(rows: Rows, b: Index) -> Halves:
     return _nibbles(rows.bytes(4))
 
 
-def q5_0(rows: Rows, b: int) -> Halves:
+def q5_0(rows: Rows, b: Index) -> Halves:
     return _five_bits(rows, high_at=2, low_at=6)
 
 
-def q5_1(rows: Rows, b: int) -> Halves:
+def q5_1(rows: Rows, b: Index) -> Halves:
     return _five_bits(rows, high_at=4, low_at=8)
 
 
-def mxfp4(rows: Rows, b: int) -> Halves:
+def mxfp4(rows: Rows, b: Index) -> Halves:
     return _nibbles(rows.bytes(1))
 
 
-def iq4_xs(rows: Rows, b: int) -> Halves:
+def iq4_xs(rows: Rows, b: Index) -> Halves:
     return _nibbles(rows.bytes(8 + 16 * b))
 
 
-def q4_k(rows: Rows, b: int) -> Halves:
+def q4_k(rows: Rows, b: Index) -> Halves:
     return _fields(rows, 16 + 32 * (b // 2), bits=4, position=4 * (b % 2))
 
 
-def q5_k(rows: Rows, b: int) -> Halves:
+def q5_k(rows: Rows, b: Index) -> Halves:
     low = _fields(rows, 48 + 32 * (b // 2), bits=4, position=4 * (b % 2))
     return _or(low, _fields(rows, 16, bits=1, position=b, to=4))
 
 
-def q6_k(rows: Rows, b: int) -> Halves:
-    half, quarter = divmod(b, 4)
+def q6_k(rows: Rows, b: Index) -> Halves:
+    half, quarter = b // 4, b % 4
     low = _fields(rows, 64 * half + 32 * (quarter % 2), bits=4, position=4 * (quarter // 2))
     return _or(low, _fields(rows, 128 + 32 * half, bits=2, position=2 * quarter, to=4))
 
 
-def q2_k(rows: Rows, b: int) -> Halves:
+def q2_k(rows: Rows, b: Index) -> Halves:
     return _fields(rows, 16 + 32 * (b // 4), bits=2, position=2 * (b % 4))
 
 
-def q3_k(rows: Rows, b: int) -> Halves:
+def q3_k(rows: Rows, b: Index) -> Halves:
     low = _fields(rows, 32 + 32 * (b // 4), bits=2, position=2 * (b % 4))
     return _or(low, _fields(rows, 0, bits=1, position=b, to=2))
 
 
-def tq2_0(rows: Rows, b: int) -> Halves:
+def tq2_0(rows: Rows, b: Index) -> Halves:
     return _fields(rows, 32 * (b // 4), bits=2, position=2 * (b % 4))
 
 
-def tq1_0(rows: Rows, b: int) -> Halves:
+def tq1_0(rows: Rows, b: Index) -> Halves:
+    assert isinstance(b, int)
     if b < 5:
         return _trit(rows.bytes(0), b), _trit(rows.bytes(16), b)
     tail = rows.bytes(32)
@@ -94,13 +96,16 @@ def _nibbles(packed: Value) -> Halves:
     return packed & 15, shift_bytes(packed, 4) & 15
 
 
-def _fields(rows: Rows, at: int, bits: int, position: int, to: int = 0) -> Halves:
+def _fields(rows: Rows, at: Index, bits: int, position: Index, to: int = 0) -> Halves:
     """The `bits` at bit `position` of each of 32 bytes, moved to bit `to`."""
-    mask = ((1 << bits) - 1) << to
-    first, last = (
-        shift_bytes(rows.bytes(at + 16 * half), position - to) & mask for half in range(2)
-    )
-    return first, last
+    mask = (1 << bits) - 1
+
+    def field(packed: Value) -> Value:
+        if isinstance(position, Value):
+            return shift_bytes(shift_bytes(packed, position) & mask, -to)
+        return shift_bytes(packed, position - to) & (mask << to)
+
+    return field(rows.bytes(at)), field(rows.bytes(at + 16))
 
 
 def _or(low: Halves, high: Halves) -> Halves:
