@@ -14,9 +14,10 @@ from gguf.quants import dequantize, quantize
 from ignis.errors import UnsupportedModelError, UsageError
 from ignis.gguf import BLOCKS, BlockFormat
 from ignis.gguf.blocks import BLOCKS_BY_TYPE, REMOVED_TYPES
+from tests.gguf.ggml_encoder import SEARCHED
 
 QUANTIZED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4", "tq1_0", "tq2_0")
-ENCODABLE = ("f32", "f16", "bf16", *QUANTIZED)
+ENCODABLE = ("f32", "f16", "bf16", *QUANTIZED)     # with a result that the oracle defines
 SUPPORTED = (*ENCODABLE, "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs")
 
 
@@ -40,7 +41,8 @@ def test_the_table_has_every_type_of_ggml_at_its_size() -> None:
     assert not set(REMOVED_TYPES) & set(BLOCKS_BY_TYPE)
     assert all(BLOCKS[name].name == name for name in BLOCKS)
     assert {name for name, block in BLOCKS.items() if block.supported} == set(SUPPORTED)
-    assert {name for name, block in BLOCKS.items() if block.encodable} == set(ENCODABLE)
+    assert {name for name, block in BLOCKS.items() if block.encodable} == {
+        *ENCODABLE, *SEARCHED}
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
@@ -125,7 +127,7 @@ def test_encode_of_arbitrary_bits_equals_the_oracle(name: str) -> None:
     np.testing.assert_array_equal(block.encode(values), wanted)
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", (*QUANTIZED, *SEARCHED))
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_a_block_with_no_finite_maximum_does_not_decode_to_numbers(name: str, poison: float
                                                                    ) -> None:
@@ -160,5 +162,5 @@ def test_refusals() -> None:
     assert BLOCKS["q4_k"].row_nbytes(512) == 288
     with pytest.raises(UnsupportedModelError, match="iq2_xxs"):
         BLOCKS["iq2_xxs"].decode(np.zeros(66, np.uint8))
-    with pytest.raises(UsageError, match="no encoder for weight format q4_k"):
-        BLOCKS["q4_k"].encode(np.zeros(256, np.float32))
+    with pytest.raises(UsageError, match="no encoder for weight format iq1_s"):
+        BLOCKS["iq1_s"].encode(np.zeros(256, np.float32))

@@ -1,9 +1,9 @@
 """The weight formats: one class each, with its fields, its size and its meaning in NumPy.
 
 A row of K weights is stored as K / block_size blocks, one after the other. A format class holds
-the fields of one block, `decode` and, where a plain rounding encoder exists, `encode`; `BLOCKS`
-has them by name. To add a format is to add a class to one of the modules beside this one
-(`classic`, `kquants`, `codebooks`) and to list it in `_FORMATS`.
+the fields of one block, `decode` and, where there is an encoder, `encode`; `BLOCKS` has them by
+name. To add a format is to add a class to one of the modules beside this one (`classic`,
+`kquants`, `codebooks`) and to list it in `_FORMATS`.
 
 Formats that Ignis cannot compute with are in `BLOCKS` too, with `supported` False: `ignis info`
 lists files that hold them. Source of ids and sizes: `ggml_type` and its traits in ggml.
@@ -25,7 +25,8 @@ from ignis.gguf.codebooks import IQ4_NL, IQ4_XS, MXFP4, TQ1_0, TQ2_0
 from ignis.gguf.kquants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
 from ignis.gguf.records import Blocks, Bytes, Floats, Format
 
-_CHUNK_VALUES = 1 << 18     # values converted at a time: keeps temporaries at a few MB
+_CHUNK_VALUES = 1 << 18     # values decoded at a time: keeps temporaries at a few MB
+_CHUNK_ENCODED = 1 << 16    # encoders search with about ten arrays: these stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,13 @@ class BlockFormat:
         return out.reshape(*raw.shape[:-1], raw.shape[-1] // self.nbytes * self.block_size)
 
     def encode(self, values: NDArray[np.floating[Any]]) -> Bytes:
-        """Encode float32 [..., k] by plain rounding to uint8 [..., row_nbytes(k)].
+        """Encode float32 [..., k] to uint8 [..., row_nbytes(k)], without warnings.
 
-        A NaN in a block of a quantized format makes the whole block NaN. Raises UsageError for a
-        row length that blocks do not divide or a format without an encoder.
+        A block's bytes depend on its own values alone: rows may be cut and spread over threads at
+        will, and NumPy leaves the interpreter's lock while it computes. Temporaries take some 4 MB.
+        A NaN, an infinity or a value beyond what the format's f16 scale reaches gives a block that
+        decodes to no finite number. Raises UsageError for a row length that blocks do not divide
+        or a format without an encoder.
         """
         if self._encode is None:
             raise UsageError(f"no encoder for weight format {self.name}",
@@ -100,7 +104,7 @@ class BlockFormat:
         shape = (*values.shape[:-1], self.row_nbytes(values.shape[-1]))
         floats = np.ascontiguousarray(values, dtype=np.float32).reshape(-1, self.block_size)
         out = np.empty(len(floats), dtype=self.dtype)
-        step = _CHUNK_VALUES // self.block_size
+        step = _CHUNK_ENCODED // self.block_size
         with np.errstate(all="ignore"):
             for start in range(0, len(floats), step):
                 out[start : start + step] = self._encode(floats[start : start + step])

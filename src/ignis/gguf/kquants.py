@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ignis.gguf.records import Blocks, Bytes, Floats, column, fields
+from ignis.gguf.encode_affine import AffineBlocks, encode_affine
+from ignis.gguf.records import Blocks, Bytes, Floats, column, fields, join_fields
 
 
 class Q2_K:  # noqa: N801 (ggml's names)
@@ -30,6 +31,16 @@ class Q2_K:  # noqa: N801 (ggml's names)
         scale = column(blocks["d"]) * (blocks["scales"] & 15).astype(np.float32)
         minimum = column(blocks["dmin"]) * (blocks["scales"] >> 4).astype(np.float32)
         return _values(scale, quarters(blocks["qs"]), minimum)
+
+    @staticmethod
+    def encode(values: Floats) -> Blocks:
+        # Without a floor under the weights zeros would count for nothing in a sparse row.
+        found = encode_affine(values, n_scales=16, top=3, most=15, weight_floor=0.1)
+        blocks = np.empty(len(values), dtype=Q2_K.dtype)
+        blocks["d"], blocks["dmin"] = found.d, found.dmin
+        blocks["scales"] = found.scales | (found.minimums << 4)
+        blocks["qs"] = join_quarters(found.q)
+        return blocks
 
 
 class Q3_K:  # noqa: N801
@@ -73,6 +84,14 @@ class Q4_K:  # noqa: N801
     def decode(blocks: Blocks) -> Floats:
         return _values(*_scales_and_minimums(blocks, _alternate_nibbles(blocks["qs"])))
 
+    @staticmethod
+    def encode(values: Floats) -> Blocks:
+        found = encode_affine(values, n_scales=8, top=15, most=63, weight_floor=1)
+        blocks = np.empty(len(values), dtype=Q4_K.dtype)
+        _store_scales_and_minimums(blocks, found)
+        blocks["qs"] = _join_alternate_nibbles(found.q)
+        return blocks
+
 
 class Q5_K:  # noqa: N801
     """Q4_K with a fifth bit: bit b of byte i of `qh` is that of value 32 b + i.
@@ -90,6 +109,15 @@ class Q5_K:  # noqa: N801
     def decode(blocks: Blocks) -> Floats:
         high = fields(blocks["qh"], 1) << np.uint8(4)
         return _values(*_scales_and_minimums(blocks, _alternate_nibbles(blocks["qs"]) | high))
+
+    @staticmethod
+    def encode(values: Floats) -> Blocks:
+        found = encode_affine(values, n_scales=8, top=31, most=63, weight_floor=1)
+        blocks = np.empty(len(values), dtype=Q5_K.dtype)
+        _store_scales_and_minimums(blocks, found)
+        blocks["qs"] = _join_alternate_nibbles(found.q & np.uint8(15))
+        blocks["qh"] = join_fields(found.q >> np.uint8(4), 1)
+        return blocks
 
 
 class Q6_K:  # noqa: N801
@@ -118,9 +146,18 @@ def quarters(qs: Bytes) -> Bytes:
     return fields(qs.reshape(-1, 32), 2).reshape(len(qs), 256)
 
 
+def join_quarters(q: Bytes) -> Bytes:
+    """The inverse of `quarters`."""
+    return join_fields(q.reshape(-1, 128), 2).reshape(len(q), 64)
+
+
 def _alternate_nibbles(qs: Bytes) -> Bytes:
     """[n, 128] bytes -> 256 nibbles: of each 32 bytes the low ones, then the high ones."""
     return fields(qs.reshape(-1, 32), 4).reshape(len(qs), 256)
+
+
+def _join_alternate_nibbles(q: Bytes) -> Bytes:
+    return join_fields(q.reshape(-1, 64), 4).reshape(len(q), 128)
 
 
 def _scales_and_minimums(blocks: Blocks, q: Bytes) -> tuple[Floats, Bytes, Floats]:
@@ -130,6 +167,16 @@ def _scales_and_minimums(blocks: Blocks, q: Bytes) -> tuple[Floats, Bytes, Float
     minimums = np.concatenate([middle & 63, (nibbles >> 4) | ((middle >> 2) & 48)], axis=1)
     scale = column(blocks["d"]) * scales.astype(np.float32)
     return scale, q, column(blocks["dmin"]) * minimums.astype(np.float32)
+
+
+def _store_scales_and_minimums(blocks: Blocks, found: AffineBlocks) -> None:
+    """The inverse of `_scales_and_minimums`."""
+    blocks["d"], blocks["dmin"] = found.d, found.dmin
+    parts = blocks["scales"].reshape(-1, 3, 4)
+    for i, numbers in enumerate((found.scales, found.minimums)):
+        low, high = numbers[:, :4], numbers[:, 4:]
+        parts[:, i] = low | ((high >> 4) << 6)
+    parts[:, 2] = (found.scales[:, 4:] & 15) | (found.minimums[:, 4:] << 4)
 
 
 def _values(scale: Floats, q: np.ndarray[tuple[int, ...], np.dtype[np.uint8 | np.int8]],

@@ -62,3 +62,11 @@ def fields(numbers: NDArray[Any], n_bits: int) -> Bytes:
     shifts = np.arange(0, 8, n_bits, dtype=np.uint8)[:, None]
     planes = (numbers[:, None, :] >> shifts) & np.uint8((1 << n_bits) - 1)
     return planes.reshape(len(numbers), -1)
+
+
+def join_fields(numbers: Bytes, n_bits: int) -> Bytes:
+    """The inverse of `fields`: [n, m * 8 / n_bits] numbers below 2^n_bits -> [n, m] bytes."""
+    shifts = np.arange(0, 8, n_bits, dtype=np.uint8)[:, None]
+    planes = numbers.reshape(len(numbers), len(shifts), -1) << shifts
+    joined: Bytes = np.bitwise_or.reduce(planes, axis=1)
+    return joined
