@@ -9,7 +9,8 @@
     ├── GraphError            malformed IR: verifier, parser, type inference, plan
     ├── KernelError           a kernel that cannot be traced, compiled or loaded
     ├── NumericsError         NaN or infinity where a number must stand
-    └── DownloadError         a model that could not be fetched
+    ├── DownloadError         a model that could not be fetched
+    └── WriteError            a model file that could not be written
 
 `assert` is for our own bugs; everything else is one of these, and prints as one line.
 """
@@ -77,6 +78,10 @@ class NumericsError(IgnisError):
 
 class DownloadError(IgnisError):
     """A model that could not be fetched or whose bytes are not the expected ones."""
+
+
+class WriteError(IgnisError):
+    """A model file that could not be written: no room, no permission, no folder."""
 
 
 def _one_line(text: str) -> str:

@@ -26,6 +26,7 @@ _COMMANDS = {
     "profile": "where the time of a step goes",
     "tokenize": "text to token ids",
     "pull": "fetch a model",
+    "quantize": "make a GGUF file of another type",
 }
 
 

@@ -15,6 +15,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -63,3 +64,16 @@ def prompt_interrupt() -> Iterator[None]:
         sender.close()
         thread.join()
         receiver.close()
+
+
+@contextlib.contextmanager
+def orderly_termination() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C does, so that temporary files and children do not outlive us."""
+    def terminate(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

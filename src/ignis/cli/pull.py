@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import sys
-from collections.abc import Iterator
-from types import FrameType
-
 import click
 
+from ignis.cli.interrupt import orderly_termination
 from ignis.cli.options import quiet_option
 
 
@@ -26,19 +21,6 @@ def pull(name: str, quiet: bool) -> None:
     from ignis.cli.progress import TerminalProgress
     from ignis.settings import Settings
 
-    with _orderly_termination():
+    with orderly_termination():
         path = hub.pull(name, Settings.from_env(), TerminalProgress(quiet))
     click.echo(path)
-
-
-@contextlib.contextmanager
-def _orderly_termination() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C does, so that temporary files and pip do not outlive us."""
-    def terminate(number: int, _frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

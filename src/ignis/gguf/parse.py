@@ -85,10 +85,14 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a single file says: version, metadata by key, tensors by name."""
+    """What a single file says: version, metadata by key, tensors by name.
+
+    `places` has, by key, where the bytes of a value begin and end, its type id among them.
+    """
 
     version: int
     metadata: Mapping[str, MetaValue]
+    places: Mapping[str, tuple[int, int]]
     tensors: Mapping[str, TensorInfo]
 
 
@@ -102,7 +106,7 @@ def parse_header(path: Path, buffer: mmap, data: NDArray[np.uint8], file_index: 
     alignment = _alignment(path, metadata)
     tensors = parser.tensors(n_tensors, alignment, file_index)
     _check_overlaps(path, tensors)
-    return Header(version, metadata, tensors)
+    return Header(version, metadata, parser.places, tensors)
 
 
 class _Parser:
@@ -111,6 +115,7 @@ class _Parser:
     def __init__(self, path: Path, buffer: mmap, data: NDArray[np.uint8]) -> None:
         self.path, self.buffer, self.data = path, buffer, data
         self.position, self.size = 0, len(data)
+        self.places: dict[str, tuple[int, int]] = {}
         self.text_left, self.strings_left, self.arrays_left = (
             MAX_TEXT_NBYTES, MAX_STRINGS, MAX_ARRAYS)
 
@@ -185,7 +190,9 @@ class _Parser:
             key = self.text(f"metadata key {index + 1} of {n_keys}", is_name=True)
             if key in metadata:
                 self.fail("duplicate metadata key", shown(key), "each key once")
+            start = self.position
             metadata[key] = self.value(f"metadata {shown(key)}")
+            self.places[key] = start, self.position
         return metadata
 
     def kind(self, field: str) -> ValueType:

@@ -67,6 +67,7 @@ class GGUFFile:
         self.path = files[0].path
         self.version = header.version
         self.metadata: Mapping[str, MetaValue] = MappingProxyType(dict(header.metadata))
+        self._places = header.places
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(dict(tensors))
 
     @property
@@ -126,6 +127,11 @@ class GGUFFile:
         if key not in self.metadata:
             return default
         return self.require(key, type(default) if kind is None else kind)
+
+    def packed_value(self, key: str) -> bytes:
+        """Return a metadata value as it stands in the file, type id first, to copy it exactly."""
+        start, end = self._places[key]
+        return self._files[0].data[start:end].tobytes()
 
     def close(self) -> None:
         """Let go of the maps. Views that are still held stay valid; addresses do not."""

@@ -1,15 +1,17 @@
 """Write GGUF files: random models for tests, conversions, fixtures.
 
-Tensor data may be given as a function that makes it, so that a model far larger than memory is
-written one tensor at a time. The file appears under its name only when it is complete.
+Tensor data may be given as a function that makes it, whole or in pieces, so that a model far
+larger than memory can be written. The file appears under its name only when it is complete.
 """
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import error as StructError  # noqa: N812 (an exception, whatever its case)
@@ -26,6 +28,7 @@ from ignis.gguf.values import DEFAULT_ALIGNMENT, DTYPES, MAGIC, STRUCTS, ValueTy
 
 FloatSource: TypeAlias = "NDArray[Any] | Callable[[], NDArray[Any]]"
 RawSource: TypeAlias = "bytes | NDArray[np.uint8] | Callable[[], bytes | NDArray[np.uint8]]"
+Pieces: TypeAlias = "Callable[[], Iterable[bytes | memoryview]]"
 
 _CHUNK_VALUES = 1 << 22     # values encoded at a time: 16 MB of floats
 
@@ -36,7 +39,7 @@ class _Tensor:
     shape: tuple[int, ...]
     format: BlockFormat
     nbytes: int
-    pieces: Callable[[], Iterable[bytes | memoryview]]
+    pieces: Pieces
 
 
 class GGUFWriter:
@@ -48,8 +51,8 @@ class GGUFWriter:
     ... writer.write()
     """
 
-    def __init__(self, path: str | os.PathLike[str], architecture: str, *, version: int = 3,
-                 alignment: int = DEFAULT_ALIGNMENT) -> None:
+    def __init__(self, path: str | os.PathLike[str], architecture: str | None, *,
+                 version: int = 3, alignment: int = DEFAULT_ALIGNMENT) -> None:
         if version not in (2, 3):
             raise UsageError("GGUF version to write", got=version, wanted="2 or 3")
         if alignment < 8 or alignment & (alignment - 1):
@@ -58,6 +61,8 @@ class GGUFWriter:
         self._version, self._alignment = version, alignment
         self._metadata: dict[str, bytes] = {}
         self._tensors: dict[str, _Tensor] = {}
+        if architecture is None:    # all metadata is copied from another file
+            return
         self.add("general.architecture", architecture)
         if alignment != DEFAULT_ALIGNMENT:
             self.add("general.alignment", alignment, ValueType.UINT32)
@@ -70,14 +75,19 @@ class GGUFWriter:
         its own. For arrays, `type` is that of the innermost elements. Raises UsageError for a
         duplicate key or a value that does not fit.
         """
-        if key in self._metadata:
-            raise UsageError(f"metadata key '{key}' is there already", where=self.path)
         kind = ValueType[type.upper()] if isinstance(type, str) else type
         try:
-            self._metadata[key] = _pack_value(value, kind)
+            packed = _pack_value(value, kind)
         except (StructError, OverflowError, TypeError, ValueError) as error:
             raise UsageError(f"metadata value of '{key}' cannot be written: {error}",
                              where=self.path) from None
+        self.add_packed(key, packed)
+
+    def add_packed(self, key: str, value: bytes) -> None:
+        """Add a metadata value as it stands in another file (`GGUFFile.packed_value`)."""
+        if key in self._metadata:
+            raise UsageError(f"metadata key '{key}' is there already", where=self.path)
+        self._metadata[key] = value
 
     def add_tensor(self, name: str, array: FloatSource, format: str | BlockFormat = "f32",
                    *, shape: Sequence[int] | None = None) -> None:
@@ -113,20 +123,37 @@ class GGUFWriter:
 
         self._add(name, shape, _block_format(format), pieces)
 
-    def write(self) -> None:
-        """Write the file: under a temporary name in its folder, then renamed into place."""
-        temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
+    def add_pieces(self, name: str, shape: Sequence[int], format: str | BlockFormat,
+                   pieces: Pieces) -> None:
+        """Add a tensor whose bytes come piece by piece from a function, called once."""
+        self._add(name, shape, _block_format(format), pieces)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that were added, padding included."""
+        return sum(self._aligned(tensor.nbytes) for tensor in self._tensors.values())
+
+    def write(self, check: Callable[[Path], None] | None = None) -> None:
+        """Write the file: under a temporary name in its folder, then renamed into place.
+
+        `check` may look at the complete file under its temporary name, and refuse it by raising.
+        """
+        _sweep(self.path)
+        temporary = self.path.with_name(_temporary_name(self.path, secrets.token_hex(4)))
         try:
             with temporary.open("xb") as file:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX)
                 self._write_to(file)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(self.path)
+                if check is not None:
+                    check(temporary)
+                temporary.replace(self.path)
+            _sync_folder(self.path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _add(self, name: str, shape: Sequence[int], block: BlockFormat,
-             pieces: Callable[[], Iterable[bytes | memoryview]]) -> None:
+    def _add(self, name: str, shape: Sequence[int], block: BlockFormat, pieces: Pieces) -> None:
         if name in self._tensors:
             raise UsageError(f"tensor '{name}' is there already", where=self.path)
         shape = tuple(int(n) for n in shape)
@@ -162,6 +189,30 @@ class GGUFWriter:
     def _check_shape(self, name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         if got != wanted:
             raise UsageError(f"shape of tensor '{name}'", where=self.path, got=got, wanted=wanted)
+
+
+def _temporary_name(path: Path, mark: str) -> str:
+    return f".{path.name}.{mark}.tmp"
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed writers of `path` left behind; a living one holds a lock on its file."""
+    prefix, suffix = _temporary_name(path, "/").split("/")
+    for stale in path.parent.iterdir():
+        if not (stale.name.startswith(prefix) and stale.name.endswith(suffix)):
+            continue
+        with suppress(OSError), stale.open("rb") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stale.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush the folder itself, so that a rename outlives a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _block_format(format: str | BlockFormat) -> BlockFormat:
