@@ -35,6 +35,12 @@ def scaled_sum(k: Builder, block: Value, lanes: int) -> Value:
     return block.at(DS_AT).load(f32).splat(lanes)
 
 
+def half_sums(k: Builder, block: Value, factor: int, lanes: int) -> tuple[Value, Value]:
+    """factor * s0 and factor * s1 for a power of two: by shifts, multipliers have enough to do."""
+    both, shift = block.at(HALVES_AT).load(i32).splat(lanes), 17 - factor.bit_length()
+    return (both << 16).sar(shift), (both & 0xFFFF0000).sar(shift)
+
+
 def start(k: Builder, block: Value, offset: int, lanes: int) -> Value:
     """-offset * s for an offset that is zero or a power of two up to 128."""
     if offset == 0:

@@ -311,6 +311,11 @@ class Builder(ABC):
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         """table[i] for every byte lane i of `indices`: 16 bytes, indices 0 to 15."""
 
+    @property
+    def wide_dot4(self) -> bool:
+        """Whether `dot4` is as fast for all bytes `u` as for those up to 129."""
+        return True
+
     # -- helpers ------------------------------------------------------------------------------
     def like(self, value: Operand, beside: Value) -> Value:
         """A Python number as a constant of the type of `beside`; a value as it is."""

@@ -23,7 +23,7 @@ from ignis.kernels import a8, panels
 from ignis.kernels.lang import Builder, Value, f32, i64, kernel, ptr
 from ignis.kernels.panels import FORMATS, PanelFormat, PanelProducts, RowProducts
 from ignis.kernels.rows import ROWS, Index, PanelRows
-from ignis.kernels.scales import FileHeader, PanelHeader, Terms
+from ignis.kernels.scales import FileHeader, Halves, PanelHeader, Terms
 
 LANES = f32.x(ROWS)
 SUMS_NBYTES = a8.MAX_ROWS * LANES.nbytes  # scratch for the sums of a panel
@@ -174,7 +174,8 @@ def _sums(
     """
     for t in k.range(n_tokens):
         sums.at(t * LANES.nbytes).store(k.const(LANES, 0.0))
-    for weights, blocks in _blocks(k, fmt, packed, x, n_groups, n_tokens):
+    for block_weights, blocks in _blocks(k, fmt, packed, x, n_groups, n_tokens):
+        weights = block_weights.for_many(k)
 
         def add(t: Value, weights: _BlockWeights = weights, blocks: Value = blocks) -> None:
             place = sums.at(t * LANES.nbytes)
@@ -195,10 +196,20 @@ class _BlockWeights:
     fmt: PanelFormat
     vectors: Sequence[Value]
     terms: Terms
+    u_max: int
 
     def add(self, k: Builder, acc: Value, block: Value) -> Value:
         """`acc` and the block's products with one token's block of A8."""
-        return self.terms.add(k, acc, PanelProducts(k, self.fmt, self.vectors, block), block)
+        return self.terms.add(k, acc, PanelProducts(k, self.u_max, self.vectors, block), block)
+
+    def for_many(self, k: Builder) -> _BlockWeights:
+        """The same sums from weights that take longer to unpack, where that saves products."""
+        to = self.fmt.scaled
+        if to is None or not (to.u_max <= 129 or k.wide_dot4):
+            return self
+        assert isinstance(self.terms, Halves)
+        vectors, terms = self.terms.scale_codes(k, self.vectors, to)
+        return _BlockWeights(self.fmt, vectors, terms, to.u_max)
 
 
 def _blocks(
@@ -213,7 +224,8 @@ def _blocks(
             vectors = panels.unpack_block(k, fmt, quants)
             terms = fmt.scheme.terms(k, header, b, fmt.offset)
             index = g * fmt.group_blocks + b
-            yield _BlockWeights(fmt, vectors, terms), x.at(index * (n_tokens * a8.BLOCK_NBYTES))
+            weights = _BlockWeights(fmt, vectors, terms, fmt.u_max)
+            yield weights, x.at(index * (n_tokens * a8.BLOCK_NBYTES))
 
 
 def _group_blocks(k: Builder, fmt: PanelFormat) -> Iterable[Index]:

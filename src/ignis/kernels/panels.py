@@ -41,7 +41,7 @@ from ignis.kernels.rows import (
     sum_quarters,
     transpose_dwords,
 )  # fmt: skip
-from ignis.kernels.scales import FileHeader, PanelHeader, Scheme
+from ignis.kernels.scales import FileHeader, PanelHeader, ScaledCodes, Scheme
 
 BLOCK = 32  # values of a block along k
 VECTORS = 8  # of 64 bytes, that hold a block of 16 rows as bytes
@@ -59,6 +59,7 @@ class PanelFormat:
     unpack: Callable[[Rows, Index], unpack.Halves]
     scheme: Scheme
     table: tuple[int, ...] | None = None  # the byte of each code; None: the code itself
+    scaled: ScaledCodes | None = None
 
     @property
     def u_max(self) -> int:
@@ -115,8 +116,8 @@ FORMATS = {
         PanelFormat("q4_1", 4, 0, unpack.q4_1, scales.Single(0, 2)),
         PanelFormat("q5_0", 5, 16, unpack.q5_0, scales.Single(0)),
         PanelFormat("q5_1", 5, 0, unpack.q5_1, scales.Single(0, 2)),
-        PanelFormat("q2_k", 2, 0, unpack.q2_k, scales.Nibbles4()),
-        PanelFormat("q3_k", 3, 4, unpack.q3_k, scales.Split6()),
+        PanelFormat("q2_k", 2, 0, unpack.q2_k, scales.Nibbles4(), scaled=ScaledCodes(0, 3 * 15)),
+        PanelFormat("q3_k", 3, 4, unpack.q3_k, scales.Split6(), scaled=ScaledCodes(128, 252, -1)),
         PanelFormat("q4_k", 4, 0, unpack.q4_k, scales.Pairs6()),
         PanelFormat("q5_k", 5, 0, unpack.q5_k, scales.Pairs6()),
         PanelFormat("q6_k", 6, 32, unpack.q6_k, scales.Bytes8()),
@@ -183,21 +184,23 @@ class PanelProducts:
     """Dot products of a panel's block, unpacked, with the 32 bytes at `x`."""
 
     k: Builder
-    fmt: PanelFormat
+    u_max: int  # of the bytes in `vectors`
     vectors: Sequence[Value]
     x: Value
 
     def whole(self, start: Value) -> Value:
-        return self._chain(start, 0, VECTORS)
+        first, last = self.halves(start)  # two short chains: an instruction waits for fewer
+        return first + last
 
-    def halves(self) -> tuple[Value, Value]:
+    def halves(self, start: Value | None = None) -> tuple[Value, Value]:
         zero = self.k.const(i32.x(ROWS), 0)
-        return self._chain(zero, 0, VECTORS // 2), self._chain(zero, VECTORS // 2, VECTORS)
+        first = self._chain(zero if start is None else start, 0, VECTORS // 2)
+        return first, self._chain(zero, VECTORS // 2, VECTORS)
 
     def _chain(self, acc: Value, first: int, last: int) -> Value:
         for j in range(first, last):
             q = self.x.at(4 * j).load(i32).splat(ROWS).bits(i8.x(4 * ROWS))
-            acc = self.k.dot4(acc, self.vectors[j], q, self.fmt.u_max)
+            acc = self.k.dot4(acc, self.vectors[j], q, self.u_max)
         return acc
 
 

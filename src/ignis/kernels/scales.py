@@ -11,6 +11,7 @@ block's number b be known while the kernel is built or only when it runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -163,6 +164,15 @@ class WholeLessMinimum:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledCodes:
+    """Where codes times their integer scales fit bytes: `sign` * product + `offset`, 0 to u_max."""
+
+    offset: int
+    u_max: int
+    sign: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Halves:
     """An integer scale for each 16 values, under one float scale."""
 
@@ -173,12 +183,33 @@ class Halves:
 
     def add(self, k: Builder, acc: Value, products: Products, x: Value) -> Value:
         first, last = products.halves()
-        isum = first * self.sc[0] + last * self.sc[1]
         if self.offset:
-            starts = (self.sc[0] * -self.offset, self.sc[1] * -self.offset)
-            isum = _dot_halves(k, isum, starts, x)
+            offsets = a8.half_sums(k, x, self.offset, ROWS)
+            first, last = first - offsets[0], last - offsets[1]
+        isum = first * self.sc[0] + last * self.sc[1]
         acc = k.fma(isum.to(f32), self.d * a8.scale(k, x, ROWS), acc)
         return acc if self.minimum is None else self.minimum.add(k, acc, x)
+
+    def scale_codes(
+        self, k: Builder, vectors: Sequence[Value], to: ScaledCodes
+    ) -> tuple[list[Value], Terms]:
+        """Each code less `self.offset`, times its integer scale, as a byte around `to.offset`.
+
+        Only d is left for the terms to multiply with, so that the 32 products are one sum. Two
+        bytes are multiplied at a time as a word: no carry passes, as each result fits its byte.
+        """
+        scaled = []
+        for half, sc in enumerate(self.sc):
+            factor = sc * to.sign
+            start = (to.offset - factor * self.offset) * 0x0101
+            a, b = _word_pairs(factor, factor), _word_pairs(start, start)
+            scaled += [
+                (v.bits(a.type) * a + b).bits(v.type) for v in vectors[half * 4 : half * 4 + 4]
+            ]
+        d = self.d if to.sign > 0 else -self.d
+        if self.minimum is None:
+            return scaled, Whole(to.offset, d)
+        return scaled, WholeLessMinimum(d, self.minimum)
 
     def decoded(self) -> tuple[tuple[Value, Value], tuple[Value, Value] | None]:
         scales = self.d * self.sc[0].to(f32), self.d * self.sc[1].to(f32)
@@ -187,10 +218,14 @@ class Halves:
 
 def _dot_halves(k: Builder, acc: Value, factors: tuple[Value, Value], x: Value) -> Value:
     """acc + factors[0] * s0 + factors[1] * s1; factors fit 16 bits."""
-    words = i16.x(2 * ROWS)
-    pairs = (factors[0] & 0xFFFF) | (factors[1] << 16)
+    pairs = _word_pairs(*factors)
     sums = x.at(a8.HALVES_AT).load(i32).splat(ROWS)
-    return k.dot2(acc, sums.bits(words), pairs.bits(words))
+    return k.dot2(acc, sums.bits(pairs.type), pairs)
+
+
+def _word_pairs(low: Value, high: Value) -> Value:
+    """The low 16 bits of two vectors of i32, lanes side by side."""
+    return ((low & 0xFFFF) | (high << 16)).bits(i16.x(2 * low.type.lanes))
 
 
 # -- how headers hold scales ------------------------------------------------------------------

@@ -14,6 +14,7 @@ from ignis.kernels.lang import Value, i8, i16, i32
 
 if TYPE_CHECKING:
     from ignis.native.emit import LlvmBuilder
+    from ignis.target import Target
 
 # Two products of a byte of at most 129 and one of at least -127: 32766 in size, so no saturation.
 _SAFE_FOR_MADDUBS = 129
@@ -24,12 +25,17 @@ _MADDUBS = {128: "llvm.x86.ssse3.pmadd.ub.sw.128", 256: "llvm.x86.avx2.pmadd.ub.
             512: "llvm.x86.avx512.pmaddubs.w.512"}  # fmt: skip
 
 
+def is_wide(target: Target) -> bool:
+    """Whether bytes above 129 cost no more than others."""
+    return not target.is_x86 or target.has("avx512vnni") or target.has("avxvnni")
+
+
 def emit(k: LlvmBuilder, acc: Value, u: Value, s: Value, u_max: int) -> Value:
     """acc[i] + sum over j of u[4i+j] * s[4i+j]."""
     target = k.target
     if not target.is_x86:
         return _widening(k, acc, u, s)
-    has_dot = target.has("avx512vnni") or target.has("avxvnni")
+    has_dot = is_wide(target)
     widest = 512 if target.has("avx512bw") and target.vector_bits == 512 else target.vector_bits
     if has_dot and not target.has("avx512vnni"):
         widest = 256

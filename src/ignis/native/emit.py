@@ -227,6 +227,10 @@ class LlvmBuilder(Builder):
     def dot4(self, acc: Value, u: Value, s: Value, u_max: int = 255) -> Value:
         return dot4.emit(self, acc, u, s, u_max)
 
+    @property
+    def wide_dot4(self) -> bool:
+        return dot4.is_wide(self.target)
+
     def dot2(self, acc: Value, a: Value, b: Value) -> Value:
         return dot2.emit(self, acc, a, b)
 
