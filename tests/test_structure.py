@@ -18,7 +18,7 @@ SOURCE = REPOSITORY / "src" / "ignis"
 # Top to bottom. A file may import from its own layer and from those above.
 LAYERS = (
     "errors", "target", "settings", "gguf", "graph", "kernels", "native", "runtime", "text",
-    "sampling", "hub", "quantize", "compile", "inspect", "api", "bench", "cli",
+    "sampling", "hub", "quantize", "compile", "inspect", "api", "bench", "perplexity", "cli",
 )  # fmt: skip
 # What leaves the order, each with its reason.
 EXCEPTIONS = {

@@ -24,6 +24,7 @@ _COMMANDS = {
     "bench": "measure the engines",
     "compile": "what the compiler makes of a model",
     "profile": "where the time of a step goes",
+    "perplexity": "score a text, compare with other weights",
     "tokenize": "text to token ids",
     "pull": "fetch a model",
     "quantize": "make a GGUF file of another type",
