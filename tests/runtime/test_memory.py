@@ -28,6 +28,15 @@ def test_memory_is_zero_aligned_and_not_committed_before_use() -> None:
     assert (align(0), align(1), align(64), align(65, 4096)) == (0, 64, 64, 4096)
 
 
+def test_huge_memory_is_memory() -> None:
+    """Asking for huge pages must not change what is there, nor fail where there are none."""
+    for nbytes in (1, 3 << 20):
+        memory = Memory(nbytes, huge=True)
+        assert not memory.bytes.any()
+        memory.bytes[-1] = 7
+        assert memory.view(np.uint8, 1, memory.nbytes - 1)[0] == 7
+
+
 def test_packing_leaves_the_file_readable(tmp_path: Path) -> None:
     """Pages that the system may drop must come back with the same bytes."""
     path = write_random_model(tmp_path / "m.gguf", formats=BLOCK_FORMATS, n_layers=3)

@@ -7,7 +7,7 @@ Their logits must be equal bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from ignis.graph.ir.rope import RopeScaling
 from ignis.graph.models import ModelConfig
 from ignis.graph.passes.plan_memory import MemoryPlan, plan_memory
 from ignis.kernels import matmul
+from ignis.kernels.copy import UNIT_NBYTES, copy_bytes
 from ignis.kernels.lang import Kernel
 from ignis.kernels.rows import ROWS
 from ignis.native.cache import ObjectCache
@@ -47,7 +48,7 @@ MAX_TOKENS = 512  # of one step; longer prompts take several
 MAX_LOGITS = 64
 _TOKEN_BUCKETS = (1, 16, 128, MAX_TOKENS)
 _LOGIT_BUCKETS = (1, 8, MAX_LOGITS)
-_PACK_NBYTES = 4 << 20  # panels filled before the file's pages behind them are let go
+_PACK_NBYTES = 4 << 20  # of weights packed before the file's pages behind them are let go
 
 
 class Engine(Protocol):
@@ -255,7 +256,7 @@ class NativeEngine:
             launches += self._launches(self._surroundings(n, n, lambda value: 0), distinct)
         kernels = {launch.kernel.symbol: launch.kernel for launch in launches}
         for tensor in self.weights.packed:
-            kernel = matmul.pack_panels(format=tensor.format)
+            kernel = self._packing(tensor).kernel
             kernels[kernel.symbol] = kernel
         return list(kernels.values()), max(launch.scratch_nbytes for launch in launches)
 
@@ -282,7 +283,7 @@ class NativeEngine:
         return self._rope_tables[key].address
 
     def _pack(self) -> None:
-        """Fill the panels, some tensors at a time, and let go of the file's pages behind."""
+        """Pack the weights, some at a time, and let go of the file's pages behind."""
         group: list[PackedTensor] = []
         for index, tensor in enumerate(self.weights.packed, 1):
             group.append(tensor)
@@ -299,12 +300,15 @@ class NativeEngine:
                 group.clear()
 
     def _packing(self, tensor: PackedTensor) -> Launch:
-        args: Mapping[str, int] = {
-            "weight": self._file.address(tensor.name),
-            "y": self.weights.places[tensor.name].address,
-            "n_rows": tensor.n_rows,
-            "n_values": tensor.n_values,
-        }
+        source = self._file.address(tensor.name)
+        target = self.weights.places[tensor.name].address
+        args: dict[str, Argument]
+        if tensor.layout == "rows":
+            args = {"x": source, "y": target, "n_bytes": tensor.nbytes}
+            n_units = -(-tensor.nbytes // UNIT_NBYTES)
+            return Launch(None, copy_bytes(), args, n_units, shared=True)
+        args = {"weight": source, "y": target, "n_rows": tensor.n_rows,
+                "n_values": tensor.n_values}  # fmt: skip
         kernel = matmul.pack_panels(format=tensor.format)
         return Launch(None, kernel, args, -(-tensor.n_rows // ROWS), shared=True)
 

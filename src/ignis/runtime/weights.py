@@ -1,6 +1,7 @@
-"""Where each weight lies: in the mapped file as it is, or packed into panels in memory.
+"""Where each weight lies: in the mapped file as it is, or packed in memory of our own.
 
-Only matmuls with integer formats read panels; everything else reads the mapped rows.
+Packed, a matrix of an integer format is a sequence of panels; one of floats keeps its rows, and
+gains by huge pages, which a mapped file does not have. What is no matrix stays mapped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ignis.errors import UsageError
-from ignis.gguf import GGUFFile
+from ignis.gguf import BLOCKS, GGUFFile
 from ignis.graph.ir import Graph
 from ignis.graph.ir.types import ALIGNMENT, BLOCK_FORMATS, align
 from ignis.kernels.panels import FORMATS
@@ -25,7 +26,7 @@ LAYOUTS = ("auto", "mapped", "packed")
 
 @dataclass(frozen=True, slots=True)
 class WeightPlace:
-    """A weight's address and layout: `rows` as in the file, or `panels`."""
+    """A weight's address and layout: `rows` as the file has them, or `panels`."""
 
     address: int
     layout: str
@@ -33,7 +34,7 @@ class WeightPlace:
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A weight to pack: from mapped rows to panels."""
+    """A matrix to pack; `nbytes` is what it takes when packed."""
 
     name: str
     format: str
@@ -41,19 +42,22 @@ class PackedTensor:
     n_values: int
     nbytes: int
 
+    @property
+    def layout(self) -> str:
+        return "panels" if self.format in BLOCK_FORMATS else "rows"
+
 
 def packed_tensors(graph: Graph) -> list[PackedTensor]:
-    """The weights that panels exist for: those of matmuls and logits in integer formats."""
+    """The weights that can be packed: those of matmuls and logits."""
     found: dict[str, PackedTensor] = {}
     for weight in (weight for op in graph.operations for weight in op.matrices):
-        if weight.type.dtype not in BLOCK_FORMATS:
-            continue
+        format = weight.type.dtype
         n_rows, n_values = (int(n) for n in weight.type.shape)
-        n_panels = -(-n_rows // ROWS)
-        nbytes = n_panels * FORMATS[weight.type.dtype].panel_nbytes(n_values)
-        found[weight.name] = PackedTensor(
-            weight.name, weight.type.dtype, n_rows, n_values, nbytes
-        )
+        if format in BLOCK_FORMATS:
+            nbytes = -(-n_rows // ROWS) * FORMATS[format].panel_nbytes(n_values)
+        else:
+            nbytes = n_rows * BLOCKS[format].row_nbytes(n_values)
+        found[weight.name] = PackedTensor(weight.name, format, n_rows, n_values, nbytes)
     return list(found.values())
 
 
@@ -89,13 +93,13 @@ class WeightStore:
         self._file = file  # addresses point into its mapping
         self.packed = packed_tensors(graph) if layout == "packed" else []
         # A cache line apart: no two tensors of one size start a power of two apart.
-        self._panels = Memory(sum(align(t.nbytes) + ALIGNMENT for t in self.packed))
+        self._packed = Memory(sum(align(t.nbytes) + ALIGNMENT for t in self.packed), huge=True)
         self._places = {
             name: WeightPlace(file.address(name), "rows") for name in graph.weights
         }
         offset = 0
         for tensor in self.packed:
-            self._places[tensor.name] = WeightPlace(self._panels.address + offset, "panels")
+            self._places[tensor.name] = WeightPlace(self._packed.address + offset, tensor.layout)
             offset = align(offset + tensor.nbytes) + ALIGNMENT
 
     @property
