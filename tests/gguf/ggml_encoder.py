@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ignis.gguf import BLOCKS
 
 GOLDEN = Path(__file__).with_name("encode_errors.json")
-SEARCHED = ("q2_k", "q4_k", "q5_k")
+SEARCHED = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs")
 """The formats whose encoders search for scales; ggml's others have a defined result."""
 
 Array = NDArray[np.float32]

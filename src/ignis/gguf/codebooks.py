@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ignis.gguf.kquants import quarters
+from ignis.gguf.encode_scaled import PEAKS_OF_32, Codebook, encode_scaled
+from ignis.gguf.kquants import join_quarters, quarters
 from ignis.gguf.records import (
     Blocks,
     Bytes,
@@ -12,6 +14,7 @@ from ignis.gguf.records import (
     bounded,
     column,
     nibbles,
+    pack_nibbles,
     reciprocal,
 )  # fmt: skip
 
@@ -22,6 +25,7 @@ FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values of a float with two bits of exponent and one of fraction (OCP MX, E2M1)."""
 
 _IQ4 = np.array(IQ4_VALUES, np.float32)
+_IQ4_LEVELS = Codebook(IQ4_VALUES)
 _FP4 = np.array(FP4_VALUES, np.float32)
 
 
@@ -39,6 +43,14 @@ class IQ4_NL:  # noqa: N801 (ggml's names)
     @staticmethod
     def decode(blocks: Blocks) -> Floats:
         return column(blocks["d"]) * _IQ4[nibbles(blocks["qs"])]
+
+    @staticmethod
+    def encode(values: Floats) -> Blocks:
+        found = encode_scaled(values, _IQ4_LEVELS, n_scales=1, least=1, most=1, peaks=(1,))
+        blocks = np.empty(len(values), dtype=IQ4_NL.dtype)
+        blocks["d"] = found.d
+        blocks["qs"] = pack_nibbles(_iq4_codes(found.levels))
+        return blocks
 
 
 class IQ4_XS:  # noqa: N801
@@ -63,6 +75,19 @@ class IQ4_XS:  # noqa: N801
         q = nibbles(blocks["qs"].reshape(-1, 16)).reshape(-1, 8, 32)
         scale = column(blocks["d"]) * scales.astype(np.float32)
         return (scale[:, :, None] * _IQ4[q]).reshape(-1, 256)
+
+    @staticmethod
+    def encode(values: Floats) -> Blocks:
+        found = encode_scaled(values, _IQ4_LEVELS, n_scales=8, least=-32, most=31,
+                              peaks=PEAKS_OF_32)
+        scales = (found.scales + np.int8(32)).view(np.uint8)
+        pairs = (scales >> np.uint8(4)).astype(np.uint16) << np.arange(0, 16, 2, dtype=np.uint16)
+        blocks = np.empty(len(values), dtype=IQ4_XS.dtype)
+        blocks["d"] = found.d
+        blocks["scales_l"] = (scales[:, ::2] & np.uint8(15)) | (scales[:, 1::2] << np.uint8(4))
+        blocks["scales_h"] = np.bitwise_or.reduce(pairs, axis=1)
+        blocks["qs"] = pack_nibbles(_iq4_codes(found.levels).reshape(-1, 32)).reshape(-1, 128)
+        return blocks
 
 
 class MXFP4:
@@ -145,11 +170,15 @@ class TQ2_0:  # noqa: N801
     @staticmethod
     def encode(values: Floats) -> Blocks:
         d, t = _ternary(values)
-        pairs = t.reshape(-1, 2, 4, 32) << np.array([0, 2, 4, 6], np.uint8)[:, None]
         blocks = np.empty(len(values), dtype=TQ2_0.dtype)
         blocks["d"] = d[:, 0]
-        blocks["qs"] = np.bitwise_or.reduce(pairs, axis=2).reshape(-1, 64)
+        blocks["qs"] = join_quarters(t)
         return blocks
+
+
+def _iq4_codes(levels: NDArray[np.int8]) -> NDArray[np.int8]:
+    """The code of each number of IQ4_VALUES; of zero, which a lost block has, the nearest."""
+    return np.searchsorted(np.array(IQ4_VALUES, np.int8), levels).astype(np.int8)
 
 
 def _halved_power(e: Bytes) -> Floats:

@@ -21,6 +21,7 @@ PerBlock: TypeAlias = NDArray[np.float32]   # [n]
 F = TypeVar("F", bound=NamedTuple)
 
 _SMALLEST_F16 = np.float32(2**-24)
+_WORTH_IT = np.float32(2**-32)      # less comes to nothing even 128 times
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,11 @@ class Spread:
         return cls(np.ascontiguousarray(x), unit)
 
     def stored(self, scale: PerBlock) -> PerBlock:
-        """Return `scale` as the file's f16 will have it: rounded, though not down to zero."""
-        half = (scale * self.unit).astype(np.float16).astype(np.float32)
-        lost = (half == 0) & (scale != 0)
-        kept = np.where(lost, np.copysign(_SMALLEST_F16, scale), half)
+        """Return `scale` as the file's f16 will have it: rounded, if possible not down to zero."""
+        real = scale * self.unit
+        half = real.astype(np.float16).astype(np.float32)
+        lost = (half == 0) & (np.abs(real) > _WORTH_IT)
+        kept = np.where(lost, np.copysign(_SMALLEST_F16, real), half)
         result: PerBlock = np.divide(kept, self.unit)
         return result
 
@@ -72,9 +74,9 @@ def by_magnitude(x: Values, floor: float) -> Values:
     return np.abs(x) + np.float32(floor) * np.sqrt(_mean_square(x))
 
 
-def by_square(x: Values) -> Values:
-    """Weigh the squared error of a value by x^2 + the mean square of its sub-block."""
-    return x * x + _mean_square(x)
+def by_square(x: Values, floor: float) -> Values:
+    """Weigh the squared error of a value by x^2 + floor * the mean square of its sub-block."""
+    return x * x + np.float32(floor) * _mean_square(x)
 
 
 def _mean_square(x: Values) -> PerScale:

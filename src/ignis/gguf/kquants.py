@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ignis.gguf.encode_affine import AffineBlocks, encode_affine
+from ignis.gguf.encode_scaled import PEAKS_OF_32, EveryInteger, encode_scaled
 from ignis.gguf.records import Blocks, Bytes, Floats, column, fields, join_fields
 
 
@@ -64,6 +65,20 @@ class Q3_K:  # noqa: N801
         scales = (low | (high << np.uint8(4))).view(np.int8) - np.int8(32)
         q = quarters(blocks["qs"]) | (fields(blocks["hmask"], 1) << np.uint8(2))
         return _values(column(blocks["d"]) * scales, q.view(np.int8) - np.int8(4))
+
+    @staticmethod
+    def encode(values: Floats) -> Blocks:
+        found = encode_scaled(values, EveryInteger(-4, 3), n_scales=16, least=-32, most=31,
+                              peaks=PEAKS_OF_32)
+        scales = (found.scales + np.int8(32)).view(np.uint8)
+        q = (found.levels + np.int8(4)).view(np.uint8)
+        blocks = np.empty(len(values), dtype=Q3_K.dtype)
+        blocks["d"] = found.d
+        blocks["scales"][:, :8] = join_fields(scales & np.uint8(15), 4)
+        blocks["scales"][:, 8:] = join_fields(scales >> np.uint8(4), 2)
+        blocks["qs"] = join_quarters(q & np.uint8(3))
+        blocks["hmask"] = join_fields(q >> np.uint8(2), 1)
+        return blocks
 
 
 class Q4_K:  # noqa: N801
@@ -139,6 +154,17 @@ class Q6_K:  # noqa: N801
         low = fields(blocks["ql"].reshape(-1, 64), 4).reshape(len(blocks), 256)
         q = low | (quarters(blocks["qh"]) << np.uint8(4))
         return _values(column(blocks["d"]) * blocks["scales"], q.view(np.int8) - np.int8(32))
+
+    @staticmethod
+    def encode(values: Floats) -> Blocks:
+        found = encode_scaled(values, EveryInteger(-32, 31), n_scales=16, least=-128, most=127,
+                              peaks=(-128, -127, -126, -125, -120, -112, -96, -64))
+        q = (found.levels + np.int8(32)).view(np.uint8)
+        blocks = np.empty(len(values), dtype=Q6_K.dtype)
+        blocks["d"], blocks["scales"] = found.d, found.scales
+        blocks["ql"] = join_fields((q & np.uint8(15)).reshape(-1, 128), 4).reshape(-1, 128)
+        blocks["qh"] = join_quarters(q >> np.uint8(4))
+        return blocks
 
 
 def quarters(qs: Bytes) -> Bytes:
