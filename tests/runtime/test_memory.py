@@ -11,7 +11,7 @@ import pytest
 from ignis.gguf import open_gguf
 from ignis.graph.ir.types import align
 from ignis.runtime.memory import Memory
-from ignis.runtime.weights import advise_dont_need
+from ignis.runtime.weights import advise_dont_need, packing_pieces
 from tests.random_models import BLOCK_FORMATS, write_random_model
 from tests.runtime.engines import engine, feed
 from tests.runtime.scripts import run_script
@@ -55,6 +55,23 @@ def test_packing_leaves_the_file_readable(tmp_path: Path) -> None:
         assert whole.tobytes() == stored
         assert np.array_equal(feed(packed, ids), wanted)
         assert packed.weights.packed and packed.weights.layout == "packed"
+
+
+@pytest.mark.parametrize("limit", [1, 3000, 1 << 30])
+def test_tensors_are_packed_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """A large matrix must not be in memory twice while it is packed; pieces leave no row out."""
+    path = write_random_model(tmp_path / "m.gguf", formats=(*BLOCK_FORMATS, "f16"), n_layers=1)
+    with engine(path, tmp_path, weights="mapped", n_threads=1) as mapped:
+        wanted = feed(mapped, [1, 2, 3])
+    monkeypatch.setattr("ignis.runtime.engine.PACK_NBYTES", limit)
+    with engine(path, tmp_path, weights="packed", n_threads=2) as packed:
+        for tensor in packed.weights.packed:
+            pieces = list(packing_pieces(tensor, limit))
+            assert sum(piece.n_rows for piece in pieces) == tensor.n_rows
+            assert all(p.nbytes <= limit or p.n_rows <= 16 for p in pieces)
+        assert np.array_equal(feed(packed, [1, 2, 3]), wanted)
 
 
 _MEASURE = """

@@ -7,7 +7,7 @@ Their logits must be equal bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,14 +41,14 @@ from ignis.runtime.rope_tables import RopeTable
 from ignis.runtime.schedule import Schedule, schedule, timing_of
 from ignis.runtime.step import StepBatch, StepTables
 from ignis.runtime.team import WALKER, ThreadTeam
-from ignis.runtime.weights import PackedTensor, WeightPlace, WeightStore
+from ignis.runtime.weights import PackingPiece, WeightPlace, WeightStore, packing_pieces
 from ignis.target import Target
 
 MAX_TOKENS = 512  # of one step; longer prompts take several
 MAX_LOGITS = 64
 _TOKEN_BUCKETS = (1, 16, 128, MAX_TOKENS)
 _LOGIT_BUCKETS = (1, 8, MAX_LOGITS)
-_PACK_NBYTES = 4 << 20  # of weights packed before the file's pages behind them are let go
+PACK_NBYTES = 4 << 20  # of the file that are packed before its pages are let go
 
 
 class Engine(Protocol):
@@ -256,7 +256,7 @@ class NativeEngine:
             launches += self._launches(self._surroundings(n, n, lambda value: 0), distinct)
         kernels = {launch.kernel.symbol: launch.kernel for launch in launches}
         for tensor in self.weights.packed:
-            kernel = self._packing(tensor).kernel
+            kernel = self._packing(next(packing_pieces(tensor, PACK_NBYTES))).kernel
             kernels[kernel.symbol] = kernel
         return list(kernels.values()), max(launch.scratch_nbytes for launch in launches)
 
@@ -283,34 +283,40 @@ class NativeEngine:
         return self._rope_tables[key].address
 
     def _pack(self) -> None:
-        """Pack the weights, some at a time, and let go of the file's pages behind."""
-        group: list[PackedTensor] = []
-        for index, tensor in enumerate(self.weights.packed, 1):
-            group.append(tensor)
-            last = index == len(self.weights.packed)
-            if last or sum(tensor.nbytes for tensor in group) >= _PACK_NBYTES:
-                plan = CompiledPlan(
-                    [self._packing(tensor) for tensor in group], self.library,
-                    self.options.n_threads,
-                )  # fmt: skip
-                plan.set_counts(ONE_ROW)
-                self.team.run(plan.records)
-                for packed in group:
-                    self.weights.release_mapped(packed)
-                group.clear()
+        """Fill the panels, some megabytes at a time, and let go of the file's pages behind."""
+        group: list[PackingPiece] = []
+        for tensor in self.weights.packed:
+            for piece in packing_pieces(tensor, PACK_NBYTES):
+                if sum(other.nbytes for other in group) + piece.nbytes > PACK_NBYTES:
+                    self._pack_group(group)
+                    group.clear()
+                group.append(piece)
+        self._pack_group(group)
 
-    def _packing(self, tensor: PackedTensor) -> Launch:
-        source = self._file.address(tensor.name)
-        target = self.weights.places[tensor.name].address
+    def _pack_group(self, group: Sequence[PackingPiece]) -> None:
+        if not group:
+            return
+        plan = CompiledPlan(
+            [self._packing(piece) for piece in group], self.library, self.options.n_threads
+        )
+        plan.set_counts(ONE_ROW)
+        self.team.run(plan.records)
+        for piece in group:
+            self.weights.release_mapped(piece)
+
+    def _packing(self, piece: PackingPiece) -> Launch:
+        tensor = piece.tensor
+        source = self._file.address(tensor.name) + piece.offset_bytes
+        target = self.weights.places[tensor.name].address + piece.packed_offset_bytes
         args: dict[str, Argument]
         if tensor.layout == "rows":
-            args = {"x": source, "y": target, "n_bytes": tensor.nbytes}
-            n_units = -(-tensor.nbytes // UNIT_NBYTES)
+            args = {"x": source, "y": target, "n_bytes": piece.nbytes}
+            n_units = -(-piece.nbytes // UNIT_NBYTES)
             return Launch(None, copy_bytes(), args, n_units, shared=True)
-        args = {"weight": source, "y": target, "n_rows": tensor.n_rows,
+        args = {"weight": source, "y": target, "n_rows": piece.n_rows,
                 "n_values": tensor.n_values}  # fmt: skip
         kernel = matmul.pack_panels(format=tensor.format)
-        return Launch(None, kernel, args, -(-tensor.n_rows // ROWS), shared=True)
+        return Launch(None, kernel, args, -(-piece.n_rows // ROWS), shared=True)
 
 
 class ImperativeEngine(NativeEngine):

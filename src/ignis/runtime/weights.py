@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,38 @@ class PackedTensor:
     @property
     def layout(self) -> str:
         return "panels" if self.format in BLOCK_FORMATS else "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class PackingPiece:
+    """Some rows of a tensor to pack: whole panels of it, `nbytes` in the file."""
+
+    tensor: PackedTensor
+    first_row: int
+    n_rows: int
+    nbytes: int
+
+    @property
+    def offset_bytes(self) -> int:
+        """Where the rows lie in the file's tensor."""
+        return self.first_row * BLOCKS[self.tensor.format].row_nbytes(self.tensor.n_values)
+
+    @property
+    def packed_offset_bytes(self) -> int:
+        """Where they lie, packed, in the tensor's own memory."""
+        if self.tensor.layout == "rows":
+            return self.offset_bytes
+        panel_nbytes = FORMATS[self.tensor.format].panel_nbytes(self.tensor.n_values)
+        return self.first_row // ROWS * panel_nbytes
+
+
+def packing_pieces(tensor: PackedTensor, limit_nbytes: int) -> Iterator[PackingPiece]:
+    """Cut a tensor into pieces of at most `limit_nbytes` of the file, or of one panel."""
+    row_nbytes = BLOCKS[tensor.format].row_nbytes(tensor.n_values)
+    most = max(limit_nbytes // row_nbytes // ROWS, 1) * ROWS
+    for first in range(0, tensor.n_rows, most):
+        n_rows = min(most, tensor.n_rows - first)
+        yield PackingPiece(tensor, first, n_rows, n_rows * row_nbytes)
 
 
 def packed_tensors(graph: Graph) -> list[PackedTensor]:
@@ -106,11 +138,11 @@ class WeightStore:
     def places(self) -> Mapping[str, WeightPlace]:
         return self._places
 
-    def release_mapped(self, tensor: PackedTensor) -> None:
-        """Let the system drop the file's pages of a tensor that has been packed."""
-        start, nbytes = self._file.address(tensor.name), len(self._file.data(tensor.name))
+    def release_mapped(self, piece: PackingPiece) -> None:
+        """Let the system drop the file's pages of rows that have been packed."""
+        start = self._file.address(piece.tensor.name) + piece.offset_bytes
         first = align(start, mmap.PAGESIZE)
-        last = (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        last = (start + piece.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:
             advise_dont_need(first, last - first)
 
