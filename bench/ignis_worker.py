@@ -35,7 +35,7 @@ class IgnisEngine:
         engine = self._model.engine
         assert isinstance(engine, NativeEngine)
         work = {name: asdict(step_work(engine.graph, size)) for name, size in self._sizes.items()}
-        return {"version": f"ignis {ignis.__version__}", "layout": engine.options.layout,
+        return {"version": f"ignis {ignis.__version__}", "layout": engine.weights.layout,
                 "work": work}  # fmt: skip
 
     def ceilings(self) -> dict[str, float]:

@@ -156,7 +156,6 @@ def random_setting(rng: np.random.Generator, n_tokens: int) -> tuple[Setting, li
         disabled=tuple(name for name in TOGGLES if rng.random() < 0.35),
         n_threads=int(rng.integers(1, 4)),
         level="host" if rng.random() < 0.6 else known[int(rng.integers(len(known)))],
-        packed=bool(rng.random() < 0.5),
         bucket=int(rng.choice([0, 0, 3])),
     ), chunks
 

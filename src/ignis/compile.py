@@ -22,9 +22,11 @@ from ignis.gguf import GGUFFile
 from ignis.graph.ir import Graph, verify
 from ignis.graph.models import ModelConfig, build_graph
 from ignis.graph.passes import PassReport, run_pipeline
+from ignis.graph.passes.layout import layout
 from ignis.graph.passes.pipeline import TOGGLES, Pass
 from ignis.native.cache import ObjectCache
 from ignis.native.host import host_target
+from ignis.native.library import BuildReport
 from ignis.runtime.engine import (
     Engine,
     EngineOptions,
@@ -110,42 +112,56 @@ def compile_model(
     started = time.perf_counter()
     if engine not in ENGINES:
         raise UsageError("no such engine", got=engine, wanted=" or ".join(ENGINES))
-    config = ModelConfig.from_gguf(file)
-    n_ctx = _context(config, n_ctx)
-    config = config.for_context(n_ctx)
+    config, n_ctx = configure(file, n_ctx)
     naive = build_graph(config, file.tensors, lambda name: constant_of(file, name))
     n_threads = _thread_count(n_threads, settings)
-    if engine == "imperative":
-        disabled_passes = TOGGLES
-    graph, passes = run_pipeline(naive, disabled_passes, on_pass)
-    verify(graph, legalized=True)
     runner: Engine
+    passes: list[PassReport] = []
     if engine == "reference":
-        graph, passes = naive, []
+        graph, weights, built = naive, "float64", BuildReport(0, 0, 0.0)
         runner = ReferenceEngine(file, naive, n_ctx, n_slots)
-        layout, n_kernels, n_compiled, build_seconds = "float64", 0, 0, 0.0
         n_values = n_buffers = len(naive.values)
         naive_nbytes = arena = naive.activation_nbytes(1, 1)
         output = 0
     else:
-        layout = choose_layout(weights, packed_tensors(graph))
+        # The imperative engine runs what the model says op by op.
+        unwanted = set(TOGGLES) - {"layout"} if engine == "imperative" else set(disabled_passes)
+        disabled = unwanted | without_layout(naive, weights)
+        graph, passes = run_pipeline(naive, disabled, on_pass)
+        verify(graph, legalized=True)
         options = EngineOptions(
-            n_threads, n_ctx, n_slots, layout, target or settings_target(settings),
-            ObjectCache(settings.objects_dir), "plan_memory" not in disabled_passes,
+            n_threads, n_ctx, n_slots, target or settings_target(settings),
+            ObjectCache(settings.objects_dir), "plan_memory" not in disabled,
         )  # fmt: skip
         kind = NativeEngine if engine == "graph" else ImperativeEngine
         runner = kind(file, config, graph, options)
-        _, plan = runner.plan(1, 1)
-        built = runner.library.report
-        n_kernels, n_compiled, build_seconds = built.n_kernels, built.n_compiled, built.seconds
+        plan, weights, built = runner.plan(1, 1), runner.weights.layout, runner.library.report
         n_values, n_buffers = plan.n_values, plan.n_buffers
         naive_nbytes, arena, output = plan.naive_nbytes, plan.nbytes, plan.output_nbytes
     report = CompileReport(
         config.architecture, config.n_layers, config.n_vocab, len(naive.operations),
         len(graph.operations), tuple(passes), n_values, n_buffers, naive_nbytes, arena, output,
-        layout, n_threads, n_kernels, n_compiled, build_seconds, time.perf_counter() - started,
+        weights, n_threads, built.n_kernels, built.n_compiled, built.seconds,
+        time.perf_counter() - started,
     )  # fmt: skip
     return runner, config, report
+
+
+def configure(file: GGUFFile, n_ctx: int | None) -> tuple[ModelConfig, int]:
+    """The model's numbers for a context of `n_ctx` positions, and that context's size.
+
+    Raises: UsageError for a context that the model was not trained for.
+    """
+    config = ModelConfig.from_gguf(file)
+    n_ctx = _context(config, n_ctx)
+    return config.for_context(n_ctx), n_ctx
+
+
+def without_layout(naive: Graph, weights: str) -> frozenset[str]:
+    """The pass that `--weights` switches off, if it does: with `auto`, where memory is short."""
+    tensors = packed_tensors(layout(naive)) if weights == "auto" else []
+    chosen = choose_layout(weights, tensors)
+    return frozenset({"layout"} if chosen == "mapped" else ())
 
 
 def constant_of(file: GGUFFile, name: str) -> float | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from ignis.graph.ir import OPS, Operation
 from ignis.graph.ir.operation import Attribute, Operand, OptionalAttribute
-from ignis.graph.ir.printer import print_operation
+from ignis.graph.ir.printer import body_lines
 from ignis.graph.passes.memory_plan import lives_of
 from ignis.inspect import Compilation, inspect_graph
 from ignis.inspect.code import kernel_code
@@ -51,6 +51,23 @@ braces:
 
 `parse_graph(print_graph(g)) == g`. The rules that every graph obeys are listed at the top of
 `graph/ir/verifier.py`.
+
+Two passes add to this. `layout` writes `panels` or `rows` behind the type of a weight that is
+packed when the model loads; all others are read from the mapped file. `schedule_steps` puts
+`barrier` where threads meet (`if T > 1`, `if T = 1`: only in such steps), and `repeat` before what
+every thread does for itself in a step of one token. An op of two stages, attention or logits with a
+cap, has a line `then %result` for the second:
+
+    graph(repeat %x: f32[T,64]) {
+      weights {
+        @w: q8_0[64,64] panels
+      }
+      repeat %0 = quantize(%x) {rows = "T"} : a8[T,64]
+      barrier if T > 1
+      %1 = matmul(%0, @w) : f32[T,64]
+      barrier
+      return %1
+    }
 """
 
 
@@ -86,9 +103,10 @@ def dumps() -> Mapping[str, Callable[[Compilation], str]]:
     made: dict[str, Callable[[Compilation], str]] = {
         "lowering": lambda c: _layer(c, None), "pipeline": _pipeline, "plans": _plans,
         "steps": _steps, "memory": _memory, "source": lambda c: _code("source"),
-        "assembly": lambda c: _code("code"),
+        "assembly": lambda c: _code("code"), "after layout": _weights,
     }  # fmt: skip
-    for name in ("fuse_residual", "rope_store", "quantize_activations", "fuse_gate_up"):
+    for name in ("fuse_residual", "rope_store", "quantize_activations", "fuse_gate_up",
+                 "schedule_steps"):  # fmt: skip
         made[f"after {name}"] = lambda c, name=name: _layer(c, name)  # type: ignore[misc]
     return made
 
@@ -104,7 +122,15 @@ def _layer(c: Compilation, name: str | None) -> str:
     graph = c.naive
     if name is not None:
         graph = next(s.after for s in c.passes if s.report.name == name)
-    return "\n".join(print_operation(op) for op in by_layer(graph)[0])
+    lines = dict(zip(map(id, graph.operations), body_lines(graph)[1:], strict=True))
+    return "\n".join(line for op in by_layer(graph)[0] for line in lines[id(op)])
+
+
+def _weights(c: Compilation) -> str:
+    """The matrices of the first layer, as they are declared behind the layout pass."""
+    graph = next(s.after for s in c.passes if s.report.name == "layout")
+    return "\n".join(f"{weight}: {weight.type}" for name, weight in graph.weights.items()
+                     if name.startswith("blk.0.") and len(weight.type.shape) == 2)  # fmt: skip
 
 
 def _pipeline(c: Compilation) -> str:
@@ -121,7 +147,7 @@ def _plans(c: Compilation) -> str:
     for t, r in ((1, 1), (16, 8), (128, 64), (512, 1)):
         plan = c.plan(t, r)
         m = plan.memory
-        lines.append(f"T = {t:<3}  R = {r:<2}  {plan.schedule.n_steps:>5}{len(plan.launches):>10}"
+        lines.append(f"T = {t:<3}  R = {r:<2}  {plan.timetable.n_steps:>5}{len(plan.launches):>10}"
                      f"{m.nbytes / 1024:>11.1f}{m.bound_bytes / 1024:>11.1f}"
                      f"{m.private_nbytes / 1024:>14.1f}")  # fmt: skip
     return "\n".join(lines)
@@ -132,7 +158,7 @@ def _steps(c: Compilation) -> str:
     lines = ["step  launch                    work"]
     last = -1
     for launch, step, repeated in zip(
-        plan.launches, plan.schedule.step, plan.schedule.repeated, strict=True
+        plan.launches, plan.timetable.step, plan.timetable.repeated, strict=True
     ):
         if step == 5:
             break

@@ -8,7 +8,7 @@ a write beside its place is seen.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ignis.gguf import BLOCKS
 from ignis.graph.ir import Graph, Operation, Value, verify
 from ignis.graph.ir.rope import RopeScaling
-from ignis.graph.ir.types import align
+from ignis.graph.ir.types import PANELS, align
 from ignis.graph.passes import run_pipeline
 from ignis.graph.passes.plan_memory import Timing, plan_memory
 from ignis.kernels import matmul
@@ -33,10 +33,9 @@ from ignis.runtime.launches import Argument, Launch, Private, Surroundings, lowe
 from ignis.runtime.memory import Memory
 from ignis.runtime.plan import CompiledPlan
 from ignis.runtime.rope_tables import RopeTable
-from ignis.runtime.schedule import schedule, timing_of, verify_schedule
+from ignis.runtime.schedule import timetable_of, verify_schedule
 from ignis.runtime.step import StepBatch, StepTables
 from ignis.runtime.team import WALKER, ThreadTeam
-from ignis.runtime.weights import WeightPlace
 from ignis.target import Target
 
 Array = NDArray[Any]
@@ -54,7 +53,6 @@ class Setting:
     disabled: tuple[str, ...] = ()
     n_threads: int = 1
     level: str = "host"
-    packed: bool = False
     plain: bool = False  # a barrier behind every launch, every value in red zones of its own
     bucket: int = 0  # plan for this many tokens and rows more than there are
 
@@ -131,12 +129,7 @@ class GraphRunner:
         self._ropes: dict[object, RopeTable] = {}
         self._weights = weights
         self._raw = {name: self._placed(value) for name, value in self.graph.weights.items()}
-        self._places = {
-            name: WeightPlace(zoned.address, "panels" if self._is_packed(value) else "rows")
-            for (name, value), zoned in zip(
-                self.graph.weights.items(), self._raw.values(), strict=True
-            )
-        }
+        self._addresses = {name: zoned.address for name, zoned in self._raw.items()}
         self.values: dict[Value, Zoned] = {}  # of the last step, in a plain setting
 
     def step(self, inputs: Mapping[str, Array], batch: StepBatch) -> dict[Value, Array]:
@@ -168,13 +161,10 @@ class GraphRunner:
 
     def _compiled(self, n_tokens: int, n_logits: int) -> tuple[CompiledPlan, _StepMemory]:
         graph, plain = self.graph, self.setting.plain
-        launches = self._launches(n_tokens, n_logits, lambda value: 0)
-        timetable = None
-        timing = Timing.sequential(graph)
-        if not plain:
-            timetable = schedule(launches, single=n_tokens == 1 and n_logits == 1)
-            verify_schedule(launches, timetable, frozenset(graph.inputs))
-            timing = timing_of(graph, launches, timetable)
+        one = n_tokens == 1 and n_logits == 1
+        timing = Timing.of(graph, one=one)
+        # What the test feeds lies in one place: no embedding is looked up by every thread.
+        timing = replace(timing, private=timing.private.difference(graph.inputs))
         reuse = "plan_memory" not in self.setting.disabled and not plain
         planned = plan_memory(
             graph, n_tokens, n_logits, outputs_in_arena=False, reuse=reuse, timing=timing
@@ -182,6 +172,9 @@ class GraphRunner:
         memory = _StepMemory(planned, self.setting.n_threads, apart=plain)
         final = self._launches(n_tokens, n_logits, memory.address)
         assert max((x.scratch_nbytes for x in final), default=0) <= SCRATCH_NBYTES
+        timetable = None if plain else timetable_of(graph, final, one=one)
+        if timetable is not None:
+            verify_schedule(final, timetable, frozenset(graph.inputs))
         plan = CompiledPlan(
             final, cast(Library, self.kernels), self.setting.n_threads, timetable,
             memory.private_address, memory.stride,
@@ -190,7 +183,7 @@ class GraphRunner:
 
     def _launches(self, n_tokens: int, n_logits: int, address: Any) -> list[Launch]:
         at = Surroundings(
-            n_tokens, n_logits, address, self._places, self.tables, self.cache, self._rope_table
+            n_tokens, n_logits, address, self._addresses, self.tables, self.cache, self._rope_table
         )
         return [launch for op in self.graph.operations for launch in lower(op, at)]
 
@@ -206,16 +199,12 @@ class GraphRunner:
             self._ropes[key] = table
         return self._ropes[key].address
 
-    def _is_packed(self, value: Value) -> bool:
-        matrices = {matrix for op in self.graph.operations for matrix in op.matrices}
-        return self.setting.packed and value in matrices and value.type.dtype in FORMATS
-
     def _placed(self, value: Value) -> Zoned:
         """The weight's bytes as in a file, or its panels, between red zones."""
         raw = self._weights[value.name].reshape(-1).view(np.uint8)
         rows = Zoned(raw.nbytes)
         rows.bytes[:] = raw
-        if not self._is_packed(value):
+        if value.type.layout != PANELS:
             return rows
         n_rows, n_values = (int(n) for n in value.type.shape)
         n_panels = -(-n_rows // 16)

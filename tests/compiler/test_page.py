@@ -120,6 +120,6 @@ def test_the_data_agrees_with_the_plan(tmp_path: Path) -> None:
     assert {v["name"]: v["offset"] for v in drawn} == {
         str(value): offset for value, offset in memory.offsets.items()
     }
-    assert len(data["plans"][0]["step_list"]) == compilation.plan(1, 1).schedule.n_steps
+    assert len(data["plans"][0]["step_list"]) == compilation.plan(1, 1).timetable.n_steps
     assert sum(len(ops) for _, ops in data["stages"][-1]["layers"]) == len(
         compilation.graph.operations)

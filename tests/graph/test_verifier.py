@@ -10,6 +10,7 @@ import pytest
 from ignis.errors import GraphError
 from ignis.graph.ir import Graph, Operation, TensorType, Value, parse_graph, verify
 from ignis.graph.ir.ops import Silu
+from ignis.graph.ir.schedule import Schedule
 from ignis.graph.ir.verifier import RULES
 
 GOOD = parse_graph("""
@@ -54,6 +55,10 @@ def _constant_gain(op: Operation) -> Operation:
     return replace(op, arguments=(x, replace(gain, splat=1.0)))
 
 
+def _floats_in_panels(op: Operation) -> Operation:
+    return op.with_operands(weight=Value("q", TensorType("f16", (64, 64), "panels"), True))
+
+
 (X,) = GOOD.inputs
 CONSTANT_X = replace(X, splat=0.5)
 SEVEN = Value("x", _typed(7, 64))
@@ -70,6 +75,8 @@ BROKEN = {
     "V9": replace(GOOD, inputs=(*GOOD.inputs, Value("w", _typed(4), is_weight=True))),
     "V10": GOOD,
     "V11": STORED.with_operations([op for op in STORED.operations if op.name != "rope_store"]),
+    "V13": _with(MATMUL, _floats_in_panels),
+    "V14": replace(STORED, schedule=Schedule.plain(2)),
     "V12": Graph((SEVEN,), (Silu.create({"x": SEVEN}, {}, ["0"]),), (SEVEN,)),
 }
 

@@ -23,7 +23,6 @@ from tests.random_models import BLOCK_FORMATS, FLOAT_FORMATS, random_models, wri
 from tests.runtime.engines import Logits, feed
 
 N_TOKENS = 20
-PASSES = tuple(name for name in TOGGLES if name != "plan_memory")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,9 @@ def _logits(file: GGUFFile, objects: Path, disabled: list[str], n_threads: int =
     """A step of 17 tokens and three of one each, with all passes but the disabled ones."""
     config = ModelConfig.from_gguf(file)
     graph, _ = run_pipeline(build_graph(config, file.tensors), disabled, check=True)
-    options = EngineOptions(n_threads, 64, 1, "mapped", host_target(), ObjectCache(objects))
+    options = EngineOptions(
+        n_threads, 64, 1, host_target(), ObjectCache(objects), "plan_memory" not in disabled
+    )  # fmt: skip
     engine = NativeEngine(file, config, graph, options)
     try:
         ids = np.random.default_rng(0).integers(0, 297, N_TOKENS).tolist()
@@ -65,7 +66,7 @@ def _logits(file: GGUFFile, objects: Path, disabled: list[str], n_threads: int =
 
 @pytest.mark.parametrize(
     "disabled",
-    [list(names) for n in (1, 2) for names in combinations(PASSES, n)] + [list(PASSES)],
+    [list(names) for n in (1, 2) for names in combinations(TOGGLES, n)] + [list(TOGGLES)],
     ids="+".join,
 )
 def test_single_passes_and_pairs(
@@ -84,7 +85,7 @@ def test_random_subsets(tmp_path: Path, objects: Path, part: int) -> None:
             wanted = _logits(file, objects, [])
             assert np.isfinite(wanted).all()
             for _ in range(5):
-                off = [name for name in PASSES if rng.random() < 0.5]
+                off = [name for name in TOGGLES if rng.random() < 0.5]
                 n_threads = int(rng.integers(1, 4))
                 got = _logits(file, objects, off, n_threads)
                 assert np.array_equal(got, wanted), (options, off, n_threads)

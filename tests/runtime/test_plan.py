@@ -15,7 +15,7 @@ from ignis.native.host import host_target
 from ignis.native.library import Library
 from ignis.runtime.launches import Launch, Private
 from ignis.runtime.plan import CompiledPlan
-from ignis.runtime.schedule import Schedule
+from ignis.runtime.schedule import Timetable
 
 KERNEL, ARGS, UNITS, CHUNK, COUNTER, STRIDE, REPEATED, BARRIER = range(8)
 COUNTS = {"T": 1, "R": 1, "S": 1}
@@ -41,7 +41,7 @@ def test_a_record_names_its_kernel_and_words(library: Library) -> None:
     plan = CompiledPlan([launch(), launch(args={"b": None})], library, 2)
     assert plan.records[:, KERNEL].tolist() == [library.address(add())] * 2
     assert words(plan, 0) == [11, 12, 13, 14] and words(plan, 1) == [11, 0, 13, 14]
-    assert plan.records[:, BARRIER].tolist() == [1, 1]  # without a schedule: everywhere
+    assert plan.records[:, BARRIER].tolist() == [1, 1]  # without a timetable: everywhere
 
 
 def test_numbers_are_the_bits_of_an_f32(library: Library) -> None:
@@ -74,7 +74,7 @@ def test_private_arguments_differ_by_thread(library: Library) -> None:
     """Threads that shared a word would write into each other's rows."""
     launches = [launch(args={"y": Private(64)}), launch()]
     plan = CompiledPlan(
-        launches, library, 3, Schedule((True, False), (0, 0)), private=1 << 20, stride=4096
+        launches, library, 3, Timetable((True, False), (0, 0)), private=1 << 20, stride=4096
     )
     assert [words(plan, 0, thread) for thread in range(3)] == [
         [11, 12, (1 << 20) + thread * 4096 + 64, 14] for thread in range(3)

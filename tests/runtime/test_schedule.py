@@ -16,7 +16,7 @@ from ignis.inspect import StepPlan, inspect_graph
 from ignis.kernels.elementwise import silu
 from ignis.runtime import schedule
 from ignis.runtime.launches import Launch
-from ignis.runtime.schedule import RULES, Schedule, verify_schedule
+from ignis.runtime.schedule import RULES, Timetable, verify_schedule
 from tests.graph.qwen_shape import QWEN2_05B, qwen2_graph
 
 A, B, C = (Value(name, TensorType("f32", ("T", 64))) for name in "abc")
@@ -29,13 +29,13 @@ def _launch(reads: set[Value], writes: set[Value], shared: bool = True, per: str
 FIRST, SECOND = _launch(set(), {A}), _launch({A}, {B})
 BY_ROW = _launch({B}, {C}, shared=False)
 GOOD = [FIRST, SECOND, BY_ROW]
-TIMETABLE = Schedule((False, False, True), (0, 1, 2))
+TIMETABLE = Timetable((False, False, True), (0, 1, 2))
 BROKEN = {
     "S1": [(GOOD, replace(TIMETABLE, step=(0, 1, 3))), (GOOD, replace(TIMETABLE, step=(1, 1, 2))),
            (GOOD, replace(TIMETABLE, step=(0, 1))), (GOOD, replace(TIMETABLE, step=(0, 1, 0)))],
-    "S2": [(GOOD[1:], Schedule((False, False), (0, 1)))],
+    "S2": [(GOOD[1:], Timetable((False, False), (0, 1)))],
     "S3": [(GOOD, replace(TIMETABLE, step=(0, 0, 1))), (GOOD, replace(TIMETABLE, step=(0, 1, 1)))],
-    "S4": [([FIRST, FIRST], Schedule((False, False), (0, 0)))],
+    "S4": [([FIRST, FIRST], Timetable((False, False), (0, 0)))],
     "S5": [(GOOD, replace(TIMETABLE, repeated=(True, False, False)))],
 }  # fmt: skip
 
@@ -51,13 +51,13 @@ def test_each_rule_is_broken_by_its_case(rule: str) -> None:
 def test_rows_of_one_thread_need_no_barrier() -> None:
     """Work divided evenly by token is read by the thread that wrote it; repeated work too."""
     rows = [_launch(set(), {A}, shared=False), _launch({A}, {B}, shared=False)]
-    verify_schedule(rows, Schedule((False, False), (0, 0)))
-    verify_schedule(rows, Schedule((True, True), (0, 0)))
+    verify_schedule(rows, Timetable((False, False), (0, 0)))
+    verify_schedule(rows, Timetable((True, True), (0, 0)))
     with pytest.raises(GraphError, match="rule S3"):
-        verify_schedule(rows, Schedule((False, True), (0, 0)))
+        verify_schedule(rows, Timetable((False, True), (0, 0)))
     logits = [rows[0], _launch({A}, {B}, shared=False, per="R")]
     with pytest.raises(GraphError, match="rule S3"):
-        verify_schedule(logits, Schedule((False, False), (0, 0)))
+        verify_schedule(logits, Timetable((False, False), (0, 0)))
 
 
 def test_the_rules_are_those_of_the_docstring() -> None:
@@ -72,16 +72,16 @@ def decode() -> StepPlan:
 
 def test_a_decode_layer_takes_five_steps(decode: StepPlan) -> None:
     """Qwen2.5-0.5B: 24 layers of five barriers, and one for the logits."""
-    assert decode.schedule.n_steps == 5 * 24 + 1 <= 5 * 24 + 3
+    assert decode.timetable.n_steps == 5 * 24 + 1 <= 5 * 24 + 3
 
 
 def test_every_barrier_is_needed(decode: StepPlan) -> None:
     """Taking away any one of them breaks a rule: there are no more than must be."""
-    launches, steps = list(decode.launches), decode.schedule.step
-    for gone in range(1, decode.schedule.n_steps, 7):
+    launches, steps = list(decode.launches), decode.timetable.step
+    for gone in range(1, decode.timetable.n_steps, 7):
         fewer = tuple(step - (step >= gone) for step in steps)
         with pytest.raises(GraphError, match="rule S"):
-            verify_schedule(launches, Schedule(decode.schedule.repeated, fewer))
+            verify_schedule(launches, Timetable(decode.timetable.repeated, fewer))
 
 
 def test_plans_are_at_the_bound() -> None:

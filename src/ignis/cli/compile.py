@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ignis.cli.options import json_option, quiet_option, tell, threads_option
+from ignis.cli.options import (
+    context_option,
+    json_option,
+    quiet_option,
+    tell,
+    threads_option,
+    weights_option,
+)
 from ignis.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,15 +39,15 @@ _NAIVE = "lowering"  # as if it were a pass: the graph before all of them
 @click.option("--disable", multiple=True, metavar="PASS", help="Leave PASS out; may be repeated.")
 @click.option("--verify", "check", is_flag=True,
               help="Check every rule before and after every pass, and of every plan.")
-@click.option("--weights", type=click.Choice(["packed", "mapped"]), default="packed",
-              show_default=True, help="The layout of weights to plan for.")
+@weights_option
+@context_option
 @threads_option
 @json_option
 @quiet_option
 def compile(  # noqa: A001 - the command's name
     model: str, dump_after: str | None, emit: str | None, kernel: str | None, as_dot: bool,
     html: Path | None, with_profile: bool, disable: tuple[str, ...], check: bool, weights: str,
-    threads: int | None, as_json: bool, quiet: bool,
+    n_ctx: int | None, threads: int | None, as_json: bool, quiet: bool,
 ) -> None:
     """Show how MODEL is compiled: passes, plans and code. Nothing is run, unless --profile.
 
@@ -61,7 +68,9 @@ def compile(  # noqa: A001 - the command's name
     settings = Settings.from_env()
     path = hub.resolve(model, settings, TerminalProgress(quiet, mention_present=False))
     with open_gguf(path) as file:
-        compilation = inspect_model(file, disabled=disable, check=check, layout=weights)
+        compilation = inspect_model(
+            file, disabled=disable, check=check, weights=weights, n_ctx=n_ctx
+        )
     if dump_after is not None:
         click.echo(_dump(compilation, dump_after), nl=False)
     elif emit is not None:

@@ -54,7 +54,7 @@ def profile(
     with prompt_interrupt(), ignis.load(path, threads=threads, weights=weights) as loaded:
         engine = loaded.engine
         assert isinstance(engine, NativeEngine)
-        n_threads, layout = engine.options.n_threads, engine.options.layout
+        n_threads, layout = engine.options.n_threads, engine.weights.layout
         tell("measuring the machine's ceilings, then the steps ...", quiet)
         before = measure(n_threads)
         phases = profile_engine(engine, n_tokens, n_runs, 16 * n_runs)

@@ -2,7 +2,7 @@
 
     compilation = inspect_model(file)
     compilation.passes[3].after            the graph behind a pass
-    compilation.plan(1, 1).schedule        barriers of a decode step
+    compilation.plan(1, 1).timetable       barriers of a decode step
 
 Nothing is packed, no machine code is made and no thread started; addresses are zero.
 """
@@ -14,20 +14,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from ignis.compile import constant_of
-from ignis.errors import UsageError
+from ignis.compile import configure, constant_of, without_layout
 from ignis.gguf import GGUFFile
 from ignis.graph.ir import Graph, verify
-from ignis.graph.ir.types import BLOCK_FORMATS
 from ignis.graph.models import ModelConfig, build_graph
 from ignis.graph.passes import PassReport, run_pipeline
 from ignis.graph.passes.plan_memory import MemoryPlan, plan_memory, verify_plan
 from ignis.kernels.lang import Kernel
 from ignis.runtime.kv_cache import KVCache
 from ignis.runtime.launches import Launch, Surroundings, embedding_launch, lower
-from ignis.runtime.schedule import Schedule, schedule, timing_of, verify_schedule
+from ignis.runtime.schedule import Timetable, timetable_of, verify_schedule
 from ignis.runtime.step import StepTables
-from ignis.runtime.weights import WeightPlace
+from ignis.runtime.weights import packed_tensors
 
 BUCKETS = ((1, 1), (16, 1), (16, 8), (128, 1), (128, 64), (512, 1), (512, 64))
 """Sizes (T, R) of the plans that are shown; the engine makes one when it first needs it."""
@@ -59,7 +57,7 @@ class StepPlan:
     n_tokens: int
     n_logits: int
     launches: tuple[Launch, ...]
-    schedule: Schedule
+    timetable: Timetable
     memory: MemoryPlan
     seconds: float
 
@@ -75,7 +73,6 @@ class Compilation:
 
     config: ModelConfig
     embedding: str  # the format of the embedding table
-    layout: str
     naive: Graph
     passes: tuple[PassSnapshot, ...]
     verified: bool
@@ -87,6 +84,11 @@ class Compilation:
     def graph(self) -> Graph:
         """The graph behind all passes."""
         return self.passes[-1].after if self.passes else self.naive
+
+    @property
+    def layout(self) -> str:
+        """Whether any weight is `packed`, or all are `mapped`."""
+        return "packed" if packed_tensors(self.graph) else "mapped"
 
     def plan(self, n_tokens: int, n_logits: int) -> StepPlan:
         """The plan of steps of up to that size; verified if the compilation is."""
@@ -102,12 +104,12 @@ class Compilation:
 
     def _planned(self, n_tokens: int, n_logits: int) -> StepPlan:
         started = time.perf_counter()
-        launches = self._launches(n_tokens, n_logits)
-        timetable = schedule(launches, single=n_tokens == 1 and n_logits == 1)
         memory = plan_memory(
-            self.graph, n_tokens, n_logits, outputs_in_arena=False,
-            reuse=self.reuse, timing=timing_of(self.graph, launches, timetable),
-        )  # fmt: skip
+            self.graph, n_tokens, n_logits, outputs_in_arena=False, reuse=self.reuse
+        )
+        launches = self._launches(n_tokens, n_logits)
+        one = n_tokens == 1 and n_logits == 1
+        timetable = timetable_of(self.graph, launches, one=one)
         seconds = time.perf_counter() - started
         if self.verified:
             verify_schedule(launches, timetable)
@@ -115,49 +117,40 @@ class Compilation:
         return StepPlan(n_tokens, n_logits, tuple(launches), timetable, memory, seconds)
 
     def _launches(self, n_tokens: int, n_logits: int) -> list[Launch]:
-        packed = self.layout == "packed"
-        places = {
-            name: WeightPlace(
-                0, "panels" if packed and value.type.dtype in BLOCK_FORMATS else "rows"
-            )
-            for name, value in self.graph.weights.items()
-        }
         at = Surroundings(
-            n_tokens, n_logits, lambda value: 0, places, StepTables(1, 1),
+            n_tokens, n_logits, lambda value: 0, dict.fromkeys(self.graph.weights, 0),
+            StepTables(1, 1),
             cast(KVCache, _NoCache()), lambda op: 0,
         )  # fmt: skip
         (x,) = self.graph.inputs
-        first = embedding_launch(WeightPlace(0, "rows"), self.embedding, x, at)
+        first = embedding_launch(0, self.embedding, x, at)
         return [first, *(launch for op in self.graph.operations for launch in lower(op, at))]
 
 
 def inspect_model(
     file: GGUFFile, *, disabled: Collection[str] = frozenset(), check: bool = False,
-    layout: str = "packed",
+    weights: str = "packed", n_ctx: int | None = None,
 ) -> Compilation:
-    """The compilation of a model file.
+    """The compilation of a model file, for a context of `n_ctx` positions (default: as loading).
 
-    `check` verifies the graph before and after every pass, and every plan and schedule.
+    `weights` is "packed", "mapped" or, by the memory there is, "auto". `check` verifies the graph
+    before and after every pass, and every plan and timetable.
     Raises: ModelFileError, UnsupportedModelError, UsageError; GraphError for a broken rule.
     """
-    config = ModelConfig.from_gguf(file)
+    config, _ = configure(file, n_ctx)
     started = time.perf_counter()
     naive = build_graph(config, file.tensors, lambda name: constant_of(file, name))
     seconds = time.perf_counter() - started
     embedding = file.tensors["token_embd.weight"].format.name
-    return inspect_graph(
-        config, naive, embedding, disabled=disabled, check=check, layout=layout, seconds=seconds
-    )
+    off = frozenset(disabled) | without_layout(naive, weights)
+    return inspect_graph(config, naive, embedding, disabled=off, check=check, seconds=seconds)
 
 
 def inspect_graph(
     config: ModelConfig, naive: Graph, embedding: str, *,
-    disabled: Collection[str] = frozenset(), check: bool = False, layout: str = "packed",
-    seconds: float = 0.0,
+    disabled: Collection[str] = frozenset(), check: bool = False, seconds: float = 0.0,
 ) -> Compilation:
     """The compilation of a graph that needs no file: `embedding` is the table's format."""
-    if layout not in ("mapped", "packed"):
-        raise UsageError("no such weight layout", got=layout, wanted="mapped or packed")
     snapshots: list[PassSnapshot] = []
     after: list[Graph] = []
     graph, reports = run_pipeline(
@@ -167,4 +160,4 @@ def inspect_graph(
         snapshots.append(PassSnapshot(report, before, behind))
     verify(graph, legalized=True)
     reuse = "plan_memory" not in disabled
-    return Compilation(config, embedding, layout, naive, tuple(snapshots), check, reuse, seconds)
+    return Compilation(config, embedding, naive, tuple(snapshots), check, reuse, seconds)

@@ -125,14 +125,14 @@ def _steps(plan: StepPlan, size: StepSize) -> list[dict[str, Any]]:
     graph = plan.memory.graph
     layer_of = dict(zip(map(id, graph.operations), layers_of(graph), strict=True))
     steps: dict[int, list[int]] = defaultdict(list)
-    for index, step in enumerate(plan.schedule.step):
+    for index, step in enumerate(plan.timetable.step):
         steps[step].append(index)
     found = []
     for members in steps.values():
         launches = [plan.launches[i] for i in members]
         # A step may begin with the end of the layer before; what it is for stands at its end.
         layer = next((layer_of[id(x.op)] for x in reversed(launches) if x.op is not None), 0)
-        repeated = [plan.schedule.repeated[i] for i in members]
+        repeated = [plan.timetable.repeated[i] for i in members]
         shown = [_launch(*pair, size) for pair in zip(launches, repeated, strict=True)]
         found.append({"layer": layer, "launches": shown})
     return found

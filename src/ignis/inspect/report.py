@@ -41,7 +41,7 @@ def plan_data(plan: StepPlan) -> dict[str, Any]:
     memory = plan.memory
     return {
         "n_tokens": plan.n_tokens, "n_logits": plan.n_logits,
-        "steps": plan.schedule.n_steps, "barriers": plan.schedule.n_steps,
+        "steps": plan.timetable.n_steps, "barriers": plan.timetable.n_steps,
         "launches": len(plan.launches), "values": memory.n_values, "places": memory.n_buffers,
         "arena": memory.nbytes, "bound": memory.bound_bytes,
         "private": memory.private_nbytes, "private_bound": memory.private_bound_bytes,

@@ -18,6 +18,7 @@ from ignis.errors import UsageError
 from ignis.gguf import GGUFFile
 from ignis.graph.ir import Graph, Operation, Value
 from ignis.graph.ir.rope import RopeScaling
+from ignis.graph.ir.types import PANELS
 from ignis.graph.models import ModelConfig
 from ignis.graph.passes.plan_memory import MemoryPlan, plan_memory
 from ignis.kernels import matmul
@@ -38,10 +39,10 @@ from ignis.runtime.launches import (
 from ignis.runtime.memory import Memory, thread_stride
 from ignis.runtime.plan import ONE_ROW, CompiledPlan
 from ignis.runtime.rope_tables import RopeTable
-from ignis.runtime.schedule import Schedule, schedule, timing_of
+from ignis.runtime.schedule import timetable_of
 from ignis.runtime.step import StepBatch, StepTables
 from ignis.runtime.team import WALKER, ThreadTeam
-from ignis.runtime.weights import PackingPiece, WeightPlace, WeightStore, packing_pieces
+from ignis.runtime.weights import PackingPiece, WeightStore, packing_pieces
 from ignis.target import Target
 
 MAX_TOKENS = 512  # of one step; longer prompts take several
@@ -71,7 +72,6 @@ class EngineOptions:
     n_threads: int
     n_ctx: int
     n_slots: int
-    layout: str  # "mapped" or "packed"
     target: Target
     objects: ObjectCache
     reuse_memory: bool = True  # else every value has a place of its own
@@ -106,10 +106,10 @@ class NativeEngine:
             self.n_slots,
         )
         self.tables = StepTables(MAX_TOKENS, MAX_LOGITS)
-        self.weights = WeightStore(file, graph, options.layout)
+        self.weights = WeightStore(file, graph)
         self._rope_tables: dict[tuple[Any, ...], RopeTable] = {}
         self._buckets: dict[tuple[int, int], _Bucket] = {}
-        self._plans: dict[tuple[int, int], tuple[Schedule | None, MemoryPlan]] = {}
+        self._plans: dict[tuple[int, int], MemoryPlan] = {}
         self._filled = [0] * self.n_slots
         kernels, scratch_nbytes = self._requirements()
         self.library = Library([WALKER, *kernels], options.target, options.objects)
@@ -137,25 +137,15 @@ class NativeEngine:
         """Stop the threads. The engine can't be used afterwards."""
         self.team.close()
 
-    def plan(self, n_tokens: int, n_logits: int) -> tuple[Schedule | None, MemoryPlan]:
-        """Barriers and memory of steps of up to that size; logits are outside the arena."""
+    def plan(self, n_tokens: int, n_logits: int) -> MemoryPlan:
+        """The memory of steps of up to that size; logits are outside the arena."""
         key = n_tokens, n_logits
         if key not in self._plans:
-            self._plans[key] = self._plan(*key)
-        return self._plans[key]
-
-    def _plan(self, n_tokens: int, n_logits: int) -> tuple[Schedule | None, MemoryPlan]:
-        if not self.fused:
-            return None, plan_memory(
-                self.graph, n_tokens, n_logits, outputs_in_arena=False, reuse=False
+            reuse = self.fused and self.options.reuse_memory
+            self._plans[key] = plan_memory(
+                self.graph, *key, outputs_in_arena=False, reuse=reuse
             )
-        launches = self._launches(self._surroundings(n_tokens, n_logits, lambda value: 0))
-        timetable = schedule(launches, single=n_tokens == 1 and n_logits == 1)
-        memory_plan = plan_memory(
-            self.graph, n_tokens, n_logits, outputs_in_arena=False,
-            reuse=self.options.reuse_memory, timing=timing_of(self.graph, launches, timetable),
-        )  # fmt: skip
-        return timetable, memory_plan
+        return self._plans[key]
 
     def profile(self, batch: StepBatch) -> list[tuple[Launch, int, int]]:
         """Run a step; thread 0's cycles at work and at the barrier behind, for each launch."""
@@ -214,7 +204,7 @@ class NativeEngine:
         return self._buckets[key]
 
     def _build(self, n_tokens: int, n_logits: int) -> _Bucket:
-        timetable, memory_plan = self.plan(n_tokens, n_logits)
+        memory_plan = self.plan(n_tokens, n_logits)
         arena, logits = Memory(memory_plan.nbytes), Memory(memory_plan.output_nbytes)
         stride = thread_stride(memory_plan.private_nbytes)
         private = Memory(stride * self.options.n_threads)
@@ -228,6 +218,7 @@ class NativeEngine:
             return arena.address + offset
 
         launches = tuple(self._launches(self._surroundings(n_tokens, n_logits, address)))
+        timetable = timetable_of(self.graph, launches, one=n_tokens == 1 and n_logits == 1)
         plan = CompiledPlan(
             launches, self.library, self.options.n_threads, timetable, private.address, stride
         )
@@ -235,15 +226,15 @@ class NativeEngine:
 
     def _surroundings(self, n_tokens: int, n_logits: int, address: Any) -> Surroundings:
         return Surroundings(
-            n_tokens, n_logits, address, self.weights.places, self.tables, self.cache,
+            n_tokens, n_logits, address, self.weights.addresses, self.tables, self.cache,
             self._rope_table,
         )  # fmt: skip
 
     def _launches(self, at: Surroundings, ops: Iterable[Operation] | None = None) -> list[Launch]:
         (x,) = self.graph.inputs
         # The embedding is read by row, so always from the file.
-        place = WeightPlace(self._file.address("token_embd.weight"), "rows")
-        launches = [embedding_launch(place, self._embedding, x, at)]
+        table = self._file.address("token_embd.weight")
+        launches = [embedding_launch(table, self._embedding, x, at)]
         for op in self.graph.operations if ops is None else ops:
             launches += lower(op, at)
         return launches
@@ -262,11 +253,7 @@ class NativeEngine:
 
     def _kind(self, op: Operation) -> Hashable:
         """What kernels an op takes: layers repeat a few kinds, and need not be lowered for it."""
-        places = self.weights.places
-        operands = (
-            (value.type, places[value.name].layout if value.is_weight else None)
-            for value in op.operands
-        )
+        operands = (value.type for value in op.operands)
         attributes = ((k, v) for k, v in sorted(op.attributes.items()) if k != "layer")
         return op.kind, *operands, *attributes
 
@@ -307,9 +294,9 @@ class NativeEngine:
     def _packing(self, piece: PackingPiece) -> Launch:
         tensor = piece.tensor
         source = self._file.address(tensor.name) + piece.offset_bytes
-        target = self.weights.places[tensor.name].address + piece.packed_offset_bytes
+        target = self.weights.addresses[tensor.name] + piece.packed_offset_bytes
         args: dict[str, Argument]
-        if tensor.layout == "rows":
+        if tensor.layout != PANELS:
             args = {"x": source, "y": target, "n_bytes": piece.nbytes}
             n_units = -(-piece.nbytes // UNIT_NBYTES)
             return Launch(None, copy_bytes(), args, n_units, shared=True)

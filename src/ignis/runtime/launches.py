@@ -14,7 +14,7 @@ from ignis.errors import GraphError
 from ignis.gguf import BLOCKS
 from ignis.graph.ir import Operation, Value
 from ignis.graph.ir.ops import Matmul, MatmulGroup
-from ignis.graph.ir.types import BLOCK_FORMATS
+from ignis.graph.ir.types import BLOCK_FORMATS, PANELS
 from ignis.kernels import (
     attention,
     attention_split,
@@ -32,7 +32,6 @@ from ignis.kernels.rope_store import rope_store, rope_store_scratch_nbytes
 from ignis.kernels.rows import ROWS
 from ignis.runtime.kv_cache import KVCache
 from ignis.runtime.step import StepTables
-from ignis.runtime.weights import WeightPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +67,7 @@ class Launch:
     shared: bool = False
     scratch_nbytes: int = 0
     grain: int = 1  # units that a thread takes at least, so that it reads one long stream
+    stage: int = 0  # of the op: which of its stages the launch belongs to
     part: Operation | None = None  # of a group of matmuls: the one that this launch computes
 
     @property
@@ -88,7 +88,7 @@ class Surroundings:
     n_tokens: int
     n_logits: int
     address: Callable[[Value], Argument]
-    weights: Mapping[str, WeightPlace]
+    weights: Mapping[str, int]  # addresses
     tables: StepTables
     cache: KVCache
     rope_table: Callable[[Operation], int]
@@ -98,13 +98,13 @@ class Surroundings:
         value = op.operand(name)
         if value is None:
             return None
-        return self.weights[value.name].address if value.is_weight else self.address(value)
+        return self.weights[value.name] if value.is_weight else self.address(value)
 
 
-def embedding_launch(place: WeightPlace, format: str, x: Value, at: Surroundings) -> Launch:
-    """The graph's input: the embedding rows of the step's tokens."""
+def embedding_launch(weight: int, format: str, x: Value, at: Surroundings) -> Launch:
+    """The graph's input: the rows of the step's tokens in the table at address `weight`."""
     args: dict[str, Argument] = {
-        "ids": at.tables.address("ids"), "weight": place.address, "y": at.address(x),
+        "ids": at.tables.address("ids"), "weight": weight, "y": at.address(x),
         "n_embd": int(x.type.shape[1]),
     }  # fmt: skip
     return Launch(None, embed(format=format), args, units=1, per="T", writes=frozenset({x}))
@@ -219,7 +219,7 @@ def _attention(op: Operation, at: Surroundings) -> list[Launch]:
     args |= {"k": at.operand(op, "k"), "v": at.operand(op, "v")}
     stored = Launch(op, store, args, units=1, per="T", writes=_cached(op),
                     reads=frozenset(_operands(op, "k", "v")))  # fmt: skip
-    return [stored, *_attend(op, at)]
+    return [stored, *(replace(launch, stage=1) for launch in _attend(op, at))]
 
 
 def _rope_store(op: Operation, at: Surroundings) -> list[Launch]:
@@ -303,7 +303,7 @@ def _logits(op: Operation, at: Surroundings) -> list[Launch]:
         }  # fmt: skip
         both = frozenset({op.result})
         launches.append(Launch(op, elementwise.softcap(), args, n_chunks, both, both, per="R",
-                               shared=True))  # fmt: skip
+                               shared=True, stage=1))  # fmt: skip
     return launches
 
 
@@ -314,7 +314,7 @@ def _product(op: Operation, at: Surroundings) -> Launch:
     assert weight is not None
     n_rows, n_values = (int(n) for n in weight.type.shape)
     args: dict[str, Argument] = {
-        "weight": at.weights[weight.name].address, "x": at.operand(op, "x"),
+        "weight": at.weights[weight.name], "x": at.operand(op, "x"),
         "y": at.address(op.result), "n_rows": n_rows, "n_values": n_values,
         "bias": at.operand(op, "bias") if op.name == "matmul" else None,
         "residual": at.operand(op, "residual") if op.name == "matmul" else None,
@@ -328,7 +328,7 @@ def _product(op: Operation, at: Surroundings) -> Launch:
         return _launch(op, matmul_float.matmul_float(format=format), args, -(-n_rows // unit_rows),
                        gate=rows, shared=True, scratch_nbytes=64,
                        grain=_grain(unit_rows * row_nbytes) if single else 1)  # fmt: skip
-    packed = at.weights[weight.name].layout == "panels"
+    packed = weight.type.layout == PANELS
     if single and not packed:
         kernel = matmul.matmul_rows(format=format)
     else:

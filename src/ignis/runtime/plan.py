@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ignis.kernels.lang import f32
 from ignis.native.library import Library
 from ignis.runtime.launches import Launch, Private
-from ignis.runtime.schedule import Schedule
+from ignis.runtime.schedule import Timetable
 
 _CHUNKS_PER_THREAD = 8  # small enough that a late thread costs an eighth of its share at most
 
@@ -32,7 +32,7 @@ class CompiledPlan:
 
     def __init__(
         self, launches: Sequence[Launch], library: Library, n_threads: int,
-        schedule: Schedule | None = None, private: int = 0, stride: int = 0,
+        timetable: Timetable | None = None, private: int = 0, stride: int = 0,
     ) -> None:  # fmt: skip
         self.launches = tuple(launches)
         self._n_threads, self._private, self._stride = n_threads, private, stride
@@ -53,8 +53,8 @@ class CompiledPlan:
             record[_KERNEL] = library.address(launch.kernel)
             record[_ARGS] = self._words.ctypes.data + 8 * start
             record[_ARGS_STRIDE] = 8 * n_params if copies[index] > 1 else 0
-            record[_REPEATED] = schedule is not None and schedule.repeated[index]
-            record[_BARRIER] = schedule is None or schedule.barrier_after(index)
+            record[_REPEATED] = timetable is not None and timetable.repeated[index]
+            record[_BARRIER] = timetable is None or timetable.barrier_after(index)
         self._patched = {name: np.array(places) for name, places in self._patched.items()}
         self._units = np.array([launch.units for launch in launches], np.int64)
         self._grains = np.array([launch.grain for launch in launches], np.int64)

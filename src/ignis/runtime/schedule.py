@@ -1,17 +1,10 @@
-"""Which launches may follow each other without a barrier, and which every thread repeats.
+"""The schedule of a graph, carried over to the launches that its ops were lowered to.
 
-A *step* is a run of launches between two barriers. Three rules decide where barriers stand:
+The pass `schedule_steps` has decided where threads meet and what each of them repeats; here every
+launch finds its place in that, and rules check the outcome, launch by launch. For one token a
+layer comes out as five steps:
 
-    repeat    In a plan for one token, work that is one row (a norm, quantizing, rope, storing K
-              and V) is done by every thread for itself, into memory of its own: cheaper than a
-              barrier. Whatever reads the result reads its own thread's copy.
-    by row    With more tokens such work is divided evenly by token. The same thread then holds
-              the same tokens in the next launch of this kind, so no barrier stands between them.
-    barrier   Everything else that reads what another thread may have written waits for it.
-
-For one token a layer comes out as five steps:
-
-    norm quantize q k v | rope rope store attend | quantize output | norm quantize gate up |
+    norm quantize q k v | rope store attend | quantize output | norm quantize gate up |
     swiglu quantize down |
 """
 
@@ -23,15 +16,15 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from ignis.errors import GraphError
-from ignis.graph.ir import Graph, Value
-from ignis.graph.passes.plan_memory import Timing
+from ignis.graph.ir import Graph
+from ignis.graph.ir.schedule import Schedule
 from ignis.runtime.launches import Launch
 
 Given: TypeAlias = "frozenset[Hashable]"
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class Timetable:
     """For each launch: is it repeated by every thread, and which step does it belong to."""
 
     repeated: tuple[bool, ...]
@@ -47,51 +40,27 @@ class Schedule:
         return index + 1 == len(self.step) or self.step[index] != self.step[index + 1]
 
 
-def schedule(launches: Sequence[Launch], *, single: bool) -> Schedule:
-    """Place the barriers of a plan; `single`: it serves steps of one token only."""
-    repeated = tuple(single and launch.by_row for launch in launches)
-    steps: list[int] = []
-    current: list[int] = []  # launches since the last barrier
-    for index, launch in enumerate(launches):
-        if any(_must_wait(launches[p], launch, repeated[p]) for p in current):
-            current = []
-            steps.append(steps[-1] + 1)
-        else:
-            steps.append(steps[-1] if steps else 0)
-        current.append(index)
-    return Schedule(repeated, tuple(steps))
-
-
-def _must_wait(producer: Launch, consumer: Launch, producer_is_repeated: bool) -> bool:
-    """Whether the consumer may read what another thread writes in the producer."""
-    if not producer.writes & consumer.reads:
-        return False
-    if producer_is_repeated:
-        return False
-    same_rows = producer.by_row and consumer.by_row and producer.per == consumer.per
-    return not same_rows
-
-
-def timing_of(graph: Graph, launches: Sequence[Launch], plan: Schedule) -> Timing:
-    """What the memory planner needs to know of a schedule."""
-    steps: dict[int, tuple[int, int]] = {}
-    places = {id(op): index for index, op in enumerate(graph.operations)}
-    private: set[Value] = set()
-    for launch, step, repeated in zip(launches, plan.step, plan.repeated, strict=True):
-        if launch.op is not None:
-            index = places[id(launch.op)]
-            steps[index] = (steps.get(index, (step, step))[0], step)
-        if repeated:
-            private |= {value for value in launch.writes if isinstance(value, Value)}
-    ordered = tuple(steps[index] for index in range(len(graph.operations)))
-    # Every thread writes a repeated output, all the same bytes, to the one place there is.
-    return Timing(ordered, frozenset(private.difference(graph.outputs)))
+def timetable_of(graph: Graph, launches: Sequence[Launch], *, one: bool) -> Timetable:
+    """What the graph's schedule says of its launches, in steps of one token or of several."""
+    schedule = graph.schedule or Schedule.plain(len(graph.stages))
+    first_entry: dict[int, int] = {}
+    entry = 1  # the inputs' is the first: launches of no op write them
+    for op in graph.operations:
+        first_entry[id(op)] = entry
+        entry += len(op.stages)
+    entries = [0 if x.op is None else first_entry[id(x.op)] + x.stage for x in launches]
+    step = schedule.steps(one=one)
+    begin = step[entries[0]] if entries else 0
+    return Timetable(
+        tuple(one and schedule.repeated[entry] for entry in entries),
+        tuple(step[entry] - begin for entry in entries),
+    )
 
 
 def verify_schedule(
-    launches: Sequence[Launch], plan: Schedule, given: frozenset[Hashable] = frozenset()
+    launches: Sequence[Launch], plan: Timetable, given: frozenset[Hashable] = frozenset()
 ) -> None:
-    """Raise GraphError with the number of the first broken rule; written apart from `schedule`.
+    """Raise GraphError with the number of the first broken rule; written apart from the pass.
 
     `given` values are there before the first launch.
 
@@ -108,7 +77,7 @@ def verify_schedule(
             raise GraphError(f"rule {rule}: {error}") from None
 
 
-def steps_rise(launches: Sequence[Launch], plan: Schedule, given: Given) -> None:
+def steps_rise(launches: Sequence[Launch], plan: Timetable, given: Given) -> None:
     """S1."""
     if not len(plan.step) == len(plan.repeated) == len(launches):
         raise GraphError("not every launch has a step", got=len(plan.step), wanted=len(launches))
@@ -118,7 +87,7 @@ def steps_rise(launches: Sequence[Launch], plan: Schedule, given: Given) -> None
                              got=f"{step} behind {before}", wanted=before + 1)  # fmt: skip
 
 
-def writes_come_first(launches: Sequence[Launch], plan: Schedule, given: Given) -> None:
+def writes_come_first(launches: Sequence[Launch], plan: Timetable, given: Given) -> None:
     """S2."""
     written: set[Hashable] = set(given)
     for index, launch in enumerate(launches):
@@ -129,7 +98,7 @@ def writes_come_first(launches: Sequence[Launch], plan: Schedule, given: Given) 
         written |= launch.writes
 
 
-def barriers_separate_threads(launches: Sequence[Launch], plan: Schedule, given: Given) -> None:
+def barriers_separate_threads(launches: Sequence[Launch], plan: Timetable, given: Given) -> None:
     """S3."""
     for c, p in _pairs_of_a_step(plan):
         producer, consumer = launches[p], launches[c]
@@ -144,7 +113,7 @@ def barriers_separate_threads(launches: Sequence[Launch], plan: Schedule, given:
                              wanted=f"a step behind launch {p}")  # fmt: skip
 
 
-def writes_are_single(launches: Sequence[Launch], plan: Schedule, given: Given) -> None:
+def writes_are_single(launches: Sequence[Launch], plan: Timetable, given: Given) -> None:
     """S4."""
     for c, p in _pairs_of_a_step(plan):
         twice = sorted(map(str, launches[p].writes & launches[c].writes))
@@ -153,7 +122,7 @@ def writes_are_single(launches: Sequence[Launch], plan: Schedule, given: Given) 
                              where=f"launches {p} and {c}", got=twice[0])  # fmt: skip
 
 
-def repeated_work_is_by_row(launches: Sequence[Launch], plan: Schedule, given: Given) -> None:
+def repeated_work_is_by_row(launches: Sequence[Launch], plan: Timetable, given: Given) -> None:
     """S5."""
     for index, launch in enumerate(launches):
         if plan.repeated[index] and not launch.by_row:
@@ -161,7 +130,7 @@ def repeated_work_is_by_row(launches: Sequence[Launch], plan: Schedule, given: G
                              where=_where(index, launch), wanted="work by row")  # fmt: skip
 
 
-RULES: Mapping[str, Callable[[Sequence[Launch], Schedule, Given], None]] = MappingProxyType(
+RULES: Mapping[str, Callable[[Sequence[Launch], Timetable, Given], None]] = MappingProxyType(
     {
         "S1": steps_rise,
         "S2": writes_come_first,
@@ -173,7 +142,7 @@ RULES: Mapping[str, Callable[[Sequence[Launch], Schedule, Given], None]] = Mappi
 """Every rule by its number, in the order of checking."""
 
 
-def _pairs_of_a_step(plan: Schedule) -> Iterator[tuple[int, int]]:
+def _pairs_of_a_step(plan: Timetable) -> Iterator[tuple[int, int]]:
     """(later, earlier) launch of each pair that runs without a barrier in between."""
     first = 0
     for c, step in enumerate(plan.step):

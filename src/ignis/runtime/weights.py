@@ -1,21 +1,22 @@
 """Where each weight lies: in the mapped file as it is, or packed in memory of our own.
 
-Packed, a matrix of an integer format is a sequence of panels; one of floats keeps its rows, and
-gains by huge pages, which a mapped file does not have. What is no matrix stays mapped.
+The graph says which is meant, weight by weight: the pass `layout` has laid it out. Packed, a matrix
+of an integer format is a sequence of panels; one of floats keeps its rows, and gains by huge pages,
+which a mapped file does not have.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ignis.errors import UsageError
 from ignis.gguf import BLOCKS, GGUFFile
 from ignis.graph.ir import Graph
-from ignis.graph.ir.types import ALIGNMENT, BLOCK_FORMATS, align
+from ignis.graph.ir.types import ALIGNMENT, MAPPED, PANELS, align
 from ignis.kernels.panels import FORMATS
 from ignis.kernels.rows import ROWS
 from ignis.runtime.cgroup import free_memory
@@ -25,26 +26,15 @@ LAYOUTS = ("auto", "mapped", "packed")
 
 
 @dataclass(frozen=True, slots=True)
-class WeightPlace:
-    """A weight's address and layout: `rows` as the file has them, or `panels`."""
-
-    address: int
-    layout: str
-
-
-@dataclass(frozen=True, slots=True)
 class PackedTensor:
     """A matrix to pack; `nbytes` is what it takes when packed."""
 
     name: str
     format: str
+    layout: str  # "panels" or "rows"
     n_rows: int
     n_values: int
     nbytes: int
-
-    @property
-    def layout(self) -> str:
-        return "panels" if self.format in BLOCK_FORMATS else "rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +54,7 @@ class PackingPiece:
     @property
     def packed_offset_bytes(self) -> int:
         """Where they lie, packed, in the tensor's own memory."""
-        if self.tensor.layout == "rows":
+        if self.tensor.layout != PANELS:
             return self.offset_bytes
         panel_nbytes = FORMATS[self.tensor.format].panel_nbytes(self.tensor.n_values)
         return self.first_row // ROWS * panel_nbytes
@@ -80,21 +70,26 @@ def packing_pieces(tensor: PackedTensor, limit_nbytes: int) -> Iterator[PackingP
 
 
 def packed_tensors(graph: Graph) -> list[PackedTensor]:
-    """The weights that can be packed: those of matmuls and logits."""
-    found: dict[str, PackedTensor] = {}
-    for weight in (weight for op in graph.operations for weight in op.matrices):
-        format = weight.type.dtype
+    """The weights that the graph has packed."""
+    found = []
+    for weight in graph.weights.values():
+        format, layout = weight.type.dtype, weight.type.layout
+        if layout == MAPPED:
+            continue
         n_rows, n_values = (int(n) for n in weight.type.shape)
-        if format in BLOCK_FORMATS:
+        if layout == PANELS:
             nbytes = -(-n_rows // ROWS) * FORMATS[format].panel_nbytes(n_values)
         else:
             nbytes = n_rows * BLOCKS[format].row_nbytes(n_values)
-        found[weight.name] = PackedTensor(weight.name, format, n_rows, n_values, nbytes)
-    return list(found.values())
+        found.append(PackedTensor(weight.name, format, layout, n_rows, n_values, nbytes))
+    return found
 
 
 def choose_layout(wanted: str, tensors: list[PackedTensor]) -> str:
-    """`packed` or `mapped`; `auto` packs where the panels fit into half of the memory left."""
+    """`packed` or `mapped`; `auto` packs where the panels fit into half of the memory left.
+
+    `tensors` are those that would be packed. Raises: UsageError for another word.
+    """
     if wanted not in LAYOUTS:
         raise UsageError("no such weight layout", got=wanted, wanted=" or ".join(LAYOUTS))
     if wanted != "auto":
@@ -120,23 +115,21 @@ def available_memory() -> int:
 class WeightStore:
     """Addresses of all weights of a graph; whoever runs kernels fills those in `packed`."""
 
-    def __init__(self, file: GGUFFile, graph: Graph, layout: str) -> None:
-        self.layout = layout
+    def __init__(self, file: GGUFFile, graph: Graph) -> None:
         self._file = file  # addresses point into its mapping
-        self.packed = packed_tensors(graph) if layout == "packed" else []
+        self.packed = packed_tensors(graph)
         # A cache line apart: no two tensors of one size start a power of two apart.
         self._packed = Memory(sum(align(t.nbytes) + ALIGNMENT for t in self.packed), huge=True)
-        self._places = {
-            name: WeightPlace(file.address(name), "rows") for name in graph.weights
-        }
+        self.addresses = {name: file.address(name) for name in graph.weights}
         offset = 0
         for tensor in self.packed:
-            self._places[tensor.name] = WeightPlace(self._packed.address + offset, tensor.layout)
+            self.addresses[tensor.name] = self._packed.address + offset
             offset = align(offset + tensor.nbytes) + ALIGNMENT
 
     @property
-    def places(self) -> Mapping[str, WeightPlace]:
-        return self._places
+    def layout(self) -> str:
+        """Whether any weight is `packed`, or all are `mapped`."""
+        return "packed" if self.packed else "mapped"
 
     def release_mapped(self, piece: PackingPiece) -> None:
         """Let the system drop the file's pages of rows that have been packed."""

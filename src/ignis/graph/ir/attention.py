@@ -25,6 +25,7 @@ from ignis.graph.ir.operation import (
 )
 from ignis.graph.ir.pointwise import capped
 from ignis.graph.ir.rope import RopeScaling, rope_frequencies
+from ignis.graph.ir.schedule import CHUNKS, ROWS, Stage
 from ignis.graph.ir.types import Dim, TensorType
 
 
@@ -81,7 +82,16 @@ class Attention(Operation):
 
     @property
     def effect(self) -> str:
-        return f"kv cache of layer {self.layer}"
+        return _kv_cache(self.layer)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Keys and values are stored row by row, and then attended to."""
+        cache = self.effect
+        return (
+            self.stage(ROWS, [self.k, self.v], [cache]),
+            self.stage(CHUNKS, [self.q, cache], [self.result]),
+        )
 
     def infer(self) -> TensorType:
         rows = _check_heads(self, self.q)
@@ -119,7 +129,7 @@ class RopeStore(Operation):
 
     @property
     def effect(self) -> str:
-        return f"kv cache of layer {self.layer}"
+        return _kv_cache(self.layer)
 
     def infer(self) -> TensorType:
         _check_rope(self, self.q, self.factors)
@@ -156,12 +166,20 @@ class Attend(Operation):
     window = optional(count())
     softcap = optional(positive())
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (self.stage(CHUNKS, [self.q, _kv_cache(self.layer)], [self.result]),)
+
     def infer(self) -> TensorType:
         _check_heads(self, self.q)
         return self.q.type
 
     def evaluate(self, step: Evaluation) -> Array:
         return _attended(self, step, step[self.q])
+
+
+def _kv_cache(layer: int) -> str:
+    return f"kv cache of layer {layer}"
 
 
 def _check_rope(op: Rope | RopeStore, x: Value, factors: Value | None) -> None:

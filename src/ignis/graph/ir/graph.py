@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
 from ignis.graph.ir.operation import Operation, Value
+from ignis.graph.ir.schedule import ROWS, Schedule, Stage
+from ignis.graph.ir.types import MAPPED
 
 
 @dataclass(frozen=True)  # not slotted: the derived tables below are cached on the instance
@@ -17,11 +19,14 @@ class Graph:
 
     Weights are constants of the whole graph, named as in the GGUF file: they are whatever the
     operations read, and need no definition.
+
+    Without a `schedule` operations run one after the other, and threads meet behind each.
     """
 
     inputs: tuple[Value, ...]
     operations: tuple[Operation, ...]
     outputs: tuple[Value, ...]
+    schedule: Schedule | None = None
 
     @cached_property
     def weights(self) -> Mapping[str, Value]:
@@ -47,13 +52,33 @@ class Graph:
         return uses
 
     @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """What a schedule has entries for: the inputs, then the stages of each operation."""
+        given = Stage(ROWS, frozenset(), frozenset(self.inputs), "T")
+        return (given, *(stage for op in self.operations for stage in op.stages))
+
+    @cached_property
     def kinds(self) -> Counter[str]:
         """How many operations there are of each kind, fused operands told apart."""
         return Counter(op.kind for op in self.operations)
 
-    def with_operations(self, operations: Sequence[Operation]) -> Graph:
-        """The same inputs and outputs, computed by other operations."""
-        return replace(self, operations=tuple(operations))
+    @cached_property
+    def tally(self) -> Counter[str]:
+        """How many there are of what passes make: operations by kind, packed weights, and for steps
+        of one token the stages that threads repeat and the barriers."""
+        counts = Counter(self.kinds)
+        counts["packed"] = sum(w.type.layout != MAPPED for w in self.weights.values())
+        if self.schedule is not None:
+            counts["repeated"] = sum(self.schedule.repeated)
+            counts["barriers"] = self.schedule.n_barriers(one=True)
+        return counts
+
+    def with_operations(
+        self, operations: Sequence[Operation], outputs: Sequence[Value] | None = None
+    ) -> Graph:
+        """The same inputs and outputs (or others), computed by other operations; no schedule."""
+        outputs = self.outputs if outputs is None else outputs
+        return Graph(self.inputs, tuple(operations), tuple(outputs))
 
     def activation_nbytes(self, n_tokens: int, n_logits: int) -> int:
         """Bytes of all activations if each had a buffer of its own."""

@@ -19,12 +19,13 @@ op that takes over another's result simply carries the same value: nothing needs
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, overload
 
 from ignis.errors import GraphError
+from ignis.graph.ir.schedule import ROWS, Stage
 from ignis.graph.ir.types import TensorType
 
 if TYPE_CHECKING:
@@ -206,6 +207,8 @@ class Operation:
     name: ClassVar[str]
     in_place: ClassVar[tuple[str, ...]] = ()
     """Operands whose memory the result may take over, when they die here."""
+    share: ClassVar[str] = ROWS
+    """How threads share the op's work: by `rows` or in `chunks`; see `Stage`."""
     operand_specs: ClassVar[tuple[Operand, ...]] = ()
     attribute_specs: ClassVar[tuple[Attribute[Any], ...]] = ()
 
@@ -228,6 +231,18 @@ class Operation:
     def effect(self) -> str | None:
         """The state that the op writes, if it does: such ops are never removed or reordered."""
         return None
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The parts of the op that run one after the other; most ops have one."""
+        reads = [value for value in self.operands if not value.is_weight]
+        writes = [*self.results] if self.effect is None else [*self.results, self.effect]
+        return (self.stage(self.share, reads, writes),)
+
+    def stage(self, share: str, reads: Iterable[Hashable], writes: Iterable[Hashable]) -> Stage:
+        """A stage of this op; its rows are those of the result."""
+        axis = str(self.results[0].type.shape[0])
+        return Stage(share, frozenset(reads), frozenset(writes), axis)
 
     @property
     def operands(self) -> tuple[Value, ...]:

@@ -36,6 +36,7 @@ from ignis.graph.ir.pointwise import (
     Swiglu,
     capped,
 )
+from ignis.graph.ir.schedule import CHUNKS, Stage
 from ignis.graph.ir.types import A8_BLOCK, BLOCK_FORMATS, WEIGHT_FORMATS, Dim, TensorType
 
 __all__ = [
@@ -108,6 +109,7 @@ class Matmul(Operation):
 
     name = "matmul"
     in_place = ("residual",)
+    share = CHUNKS
     x = Operand("f32", "a8")
     weight = Operand(*WEIGHT_FORMATS, weight=True)
     bias = OptionalOperand("f32", weight=True)
@@ -134,6 +136,7 @@ class MatmulGroup(Operation):
     """Two or three matmuls that read one value: a result for each weight, biases added."""
 
     name = "matmul_group"
+    share = CHUNKS
     x = Operand("f32", "a8")
     weight0 = Operand(*WEIGHT_FORMATS, weight=True)
     weight1 = Operand(*WEIGHT_FORMATS, weight=True)
@@ -228,6 +231,13 @@ class Logits(Operation):
     weight = Operand(*WEIGHT_FORMATS, weight=True)
     rows = choice("R", default="R")
     softcap = optional(positive())
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The product; where there is a cap, it is put over the whole of it."""
+        product = self.stage(CHUNKS, [self.x], [self.result])
+        capping = self.stage(CHUNKS, [self.result], [self.result])
+        return (product,) if self.softcap is None else (product, capping)
 
     def infer(self) -> TensorType:
         _, n_vocab = _product(self, self.x, self.weight)

@@ -6,11 +6,13 @@ import ast
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ignis.errors import GraphError
 from ignis.graph.ir.graph import Graph
 from ignis.graph.ir.operation import AttributeValue, Operation, Value
 from ignis.graph.ir.ops import OPS
+from ignis.graph.ir.schedule import Schedule
 from ignis.graph.ir.types import TensorType
 from ignis.graph.ir.verifier import verify
 
@@ -26,6 +28,19 @@ _ATTRIBUTE = re.compile(r'\s*(\w+) = ("(?:[^"\\]|\\.)*"|\([^)]*\)|[^,]+)\s*(?:,|
 _COMMA_OUTSIDE_BRACKETS = re.compile(r",\s*(?![^\[]*\])")
 
 
+_BARRIERS = {"barrier": (True, True), "barrier if T = 1": (True, False),
+             "barrier if T > 1": (False, True)}  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Stage:
+    """A stage as read: its op (None for the inputs), and where threads meet behind it."""
+
+    op: Operation | None
+    repeated: bool
+    meets: tuple[bool, bool] = (False, False)  # in steps of one token, of several
+
+
 def parse_graph(text: str) -> Graph:
     """The graph that `print_graph` wrote; `#` starts a comment. Verified, or GraphError."""
     graph = _Parser(text).graph()
@@ -38,10 +53,13 @@ class _Parser:
         self._lines = _significant(text)
         self._where = "line 1"
         self._values: dict[str, Value] = {}
+        self._stages: list[_Stage] = []  # the inputs' first, then one a line of the body
 
     def graph(self) -> Graph:
         header = self._match(_HEADER, self._next(), "graph(%x: f32[T,D]) {")
-        inputs = tuple(self._declare(part) for part in _split(header[1]))
+        declared = header[1].removeprefix("repeat ")
+        inputs = tuple(self._declare(part) for part in _split(declared))
+        self._stages.append(_Stage(None, declared != header[1]))
         operations: list[Operation] = []
         line = self._next()
         if line == "weights {":
@@ -49,7 +67,10 @@ class _Parser:
                 self._declare(line)
             line = self._next()
         while not line.startswith("return"):
-            operations.append(self._operation(line))
+            if line.startswith("barrier"):
+                self._barrier(line)
+            elif (op := self._stage(line)) is not None:
+                operations.append(op)
             line = self._next()
         outputs = tuple(self._use(name) for name in _split(line.removeprefix("return")))
         if (line := self._next()) != "}":
@@ -58,11 +79,38 @@ class _Parser:
             raise GraphError(
                 "text after the graph", where=f"line {number}", got=extra, wanted="nothing"
             )
-        graph = Graph(inputs, tuple(operations), outputs)
+        graph = Graph(inputs, tuple(operations), outputs, self._schedule())
         for name, value in self._values.items():
             if value.is_weight and value.name not in graph.weights:
                 raise GraphError("a weight is declared but never read", got=name)
         return graph
+
+    def _stage(self, line: str) -> Operation | None:
+        """The operation of a line, or None for a further stage of the one before."""
+        rest = line.removeprefix("repeat ")
+        op: Operation | None = None
+        if not rest.startswith("then "):
+            op = self._operation(rest)
+        elif (before := self._stages[-1].op) is None or rest != f"then {before.results[0]}":
+            wanted = "another op" if before is None else f"then {before.results[0]}"
+            raise self._error("a stage does not follow its op", rest, wanted)
+        self._stages.append(_Stage(op or self._stages[-1].op, rest != line))
+        return op
+
+    def _barrier(self, line: str) -> None:
+        meets = _BARRIERS.get(line)
+        if meets is None:
+            raise self._error("no such barrier", line, " or ".join(_BARRIERS))
+        if any(self._stages[-1].meets):
+            raise self._error("two barriers in a row", line, "one, or an op in between")
+        self._stages[-1].meets = meets
+
+    def _schedule(self) -> Schedule | None:
+        """What the lines say of barriers and repeated work; None if they say nothing."""
+        if not any(stage.repeated or any(stage.meets) for stage in self._stages):
+            return None
+        one, many = zip(*(stage.meets for stage in self._stages), strict=True)
+        return Schedule(tuple(stage.repeated for stage in self._stages), one, many)
 
     def _operation(self, line: str) -> Operation:
         match = self._match(_OPERATION, line, "%r = op(%a, @b) {name = value} : type")

@@ -11,6 +11,14 @@
 Optional operands are written with their names: `matmul(%0, @w, bias=@b)`. A weight whose elements
 are known to be one number is declared with it: `@gain: f32[64] = 1.0`. Numbers print so that they
 read back to the same bits.
+
+Once steps are scheduled, `barrier` stands where threads meet, and `repeat` before what every
+thread does for itself in a step of one token. An op of two stages has a line for the second:
+
+    repeat %1 = attention(%q, %k, %v) {layer = 0, ...} : f32[T,64]
+    barrier if T > 1
+    then %1
+    barrier
 """
 
 from __future__ import annotations
@@ -23,14 +31,40 @@ from ignis.graph.ir.operation import AttributeValue, Operation, Value
 
 def print_graph(graph: Graph) -> str:
     """The graph as text, one operation a line, each with its result type."""
-    lines = [f"graph({', '.join(map(_typed, graph.inputs))}) {{"]
+    repeat = "repeat " if graph.schedule is not None and graph.schedule.repeated[0] else ""
+    lines = [f"graph({repeat}{', '.join(map(_typed, graph.inputs))}) {{"]
     if graph.weights:
         lines.append("  weights {")
         lines += [f"    {_typed(weight)}" for weight in graph.weights.values()]
         lines.append("  }")
-    lines += [f"  {print_operation(op)}" for op in graph.operations]
+    lines += [f"  {line}" for block in body_lines(graph) for line in block]
     lines.append(f"  return {', '.join(map(str, graph.outputs))}")
     return "\n".join([*lines, "}", ""])
+
+
+def body_lines(graph: Graph) -> list[list[str]]:
+    """What stands between weights and return: a list of lines behind the inputs, then one for each
+    operation, with the barriers that follow it."""
+    schedule = graph.schedule
+    if schedule is None:
+        return [[], *([print_operation(op)] for op in graph.operations)]
+    entries = zip(schedule.repeated, schedule.meet_one, schedule.meet_many, strict=True)
+    _, *barriers = next(entries)
+    blocks = [_barrier(*barriers)]
+    for op in graph.operations:
+        block: list[str] = []
+        for _ in op.stages:
+            repeated, *barriers = next(entries)
+            what = print_operation(op) if not block else f"then {op.results[0]}"
+            block += ["repeat " * repeated + what, *_barrier(*barriers)]
+        blocks.append(block)
+    return blocks
+
+
+def _barrier(one: bool, many: bool) -> list[str]:
+    if one and many:
+        return ["barrier"]
+    return ["barrier if T = 1"] * one + ["barrier if T > 1"] * many
 
 
 def print_operation(op: Operation) -> str:

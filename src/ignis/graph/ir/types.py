@@ -3,6 +3,7 @@
     f32[T,896]         activations; T is the number of tokens in the step, R the rows with logits
     a8[T,896]          activations quantized to blocks of 32 (NUMERICS 1)
     q8_0[4864,896]     weights, typed by their GGUF format; rows first, then the contiguous k axis
+    q8_0[4864,896] panels    the same, packed when the model loads: here into panels of 16 rows
 
 The textual form is the one that `str` gives and `TensorType.parse` reads.
 """
@@ -36,21 +37,29 @@ BLOCK_FORMATS = (
 )  # fmt: skip
 """Weight formats whose matmuls read A8 activations."""
 
+MAPPED, PANELS, ROWS = LAYOUTS = ("mapped", "panels", "rows")
+"""Where a weight lies: in the mapped file, or packed in memory, in panels of 16 rows or as rows."""
+
 WEIGHT_FORMATS = FLOAT_FORMATS + BLOCK_FORMATS
 ACTIVATION_DTYPES = ("f32", "a8")
 
-_TYPE = re.compile(r"([a-z][a-z0-9_]*)\[([^\]]*)\]")
+_TYPE = re.compile(r"([a-z][a-z0-9_]*)\[([^\]]*)\](?: (\w+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """An element type and a shape, outermost axis first; entries are sizes or "T" and "R"."""
+    """An element type and a shape, outermost axis first; entries are sizes or "T" and "R".
+
+    Weights have a layout besides, which is written where they do not lie as in the file.
+    """
 
     dtype: str
     shape: tuple[Dim, ...]
+    layout: str = MAPPED
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        layout = "" if self.layout == MAPPED else f" {self.layout}"
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{layout}"
 
     @classmethod
     def parse(cls, text: str) -> TensorType:
@@ -65,7 +74,10 @@ class TensorType:
                 got=match[1],
                 wanted=" or ".join(ACTIVATION_DTYPES + WEIGHT_FORMATS[1:]),
             )
-        return cls(match[1], dims)
+        if match[3] not in (None, *LAYOUTS[1:]):
+            raise GraphError(f"unknown layout in {text!r}", got=match[3],
+                             wanted=" or ".join(LAYOUTS[1:]))  # fmt: skip
+        return cls(match[1], dims, match[3] or MAPPED)
 
     @property
     def is_symbolic(self) -> bool:

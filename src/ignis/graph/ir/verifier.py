@@ -12,6 +12,8 @@
     V10  (legalized graphs only) block-quantized weights meet quantized activations
     V11  a KV cache is read only behind the op that writes it
     V12  inputs are one row a token: f32[T,D]
+    V13  only matrices are packed: block-quantized ones in panels, others as rows
+    V14  a schedule has an entry for each stage, repeats only rows, and ends with a barrier
 
 A result that nobody reads is not an error: removing it is the job of a pass, dead_code, which
 may be switched off.
@@ -23,10 +25,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from ignis.errors import GraphError
+from ignis.graph.ir import schedule as schedules
 from ignis.graph.ir.graph import Graph
 from ignis.graph.ir.operation import Operation, Value
 from ignis.graph.ir.ops import Attend, Attention, Logits, Matmul, MatmulGroup, RopeStore
-from ignis.graph.ir.types import BLOCK_FORMATS
+from ignis.graph.ir.types import BLOCK_FORMATS, MAPPED, PANELS, ROWS
 
 
 def verify(graph: Graph, *, legalized: bool = False) -> None:
@@ -195,6 +198,34 @@ def inputs_are_tokens(graph: Graph) -> None:
             raise GraphError("an input has no fixed width", where=value, got=value.type)
 
 
+def layouts_fit(graph: Graph) -> None:
+    """V13."""
+    matrices = {value for op in graph.operations for value in op.matrices}
+    for value in (*graph.values, *graph.weights.values()):
+        packed = PANELS if value.type.dtype in BLOCK_FORMATS else ROWS
+        known = (MAPPED, packed) if value in matrices else (MAPPED,)
+        if value.type.layout not in known:
+            raise GraphError("this can't be packed so", where=value, got=value.type.layout,
+                             wanted=" or ".join(known))  # fmt: skip
+
+
+def schedule_fits(graph: Graph) -> None:
+    """V14."""
+    schedule = graph.schedule
+    if schedule is None:
+        return
+    for entries in (schedule.repeated, schedule.meet_one, schedule.meet_many):
+        if len(entries) != len(graph.stages):
+            raise GraphError("the schedule does not fit the graph", got=f"{len(entries)} stages",
+                             wanted=len(graph.stages))  # fmt: skip
+    for stage, repeated in zip(graph.stages, schedule.repeated, strict=True):
+        if repeated and stage.share != schedules.ROWS:
+            raise GraphError("work that threads share in chunks is repeated by each",
+                             where=", ".join(map(str, stage.writes)), wanted="work by row")
+    if not (schedule.meet_one[-1] and schedule.meet_many[-1]):
+        raise GraphError("threads do not meet at the end", wanted="a barrier before the return")
+
+
 RULES: Mapping[str, Callable[[Graph], None]] = MappingProxyType(
     {
         "V1": defined_once,
@@ -209,6 +240,8 @@ RULES: Mapping[str, Callable[[Graph], None]] = MappingProxyType(
         "V10": quantized_where_needed,
         "V11": caches_written_before_read,
         "V12": inputs_are_tokens,
+        "V13": layouts_fit,
+        "V14": schedule_fits,
     }
 )
 """Every rule by its number, in the order of checking: later rules rely on earlier ones."""

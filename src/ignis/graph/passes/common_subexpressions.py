@@ -34,8 +34,7 @@ def common_subexpressions(graph: Graph) -> Graph:
             kept.append(op)
         else:
             renamed |= dict(zip(op.results, first.results, strict=True))
-    outputs = tuple(renamed.get(value, value) for value in graph.outputs)
-    return replace(graph, operations=tuple(kept), outputs=outputs)
+    return graph.with_operations(kept, [renamed.get(value, value) for value in graph.outputs])
 
 
 def _key(op: Operation) -> object:

@@ -33,8 +33,7 @@ def fold_constants(graph: Graph) -> Graph:
             renamed[op.result] = op.x
         else:
             kept.append(_folded(op))
-    outputs = tuple(renamed.get(value, value) for value in graph.outputs)
-    return replace(graph, operations=tuple(kept), outputs=outputs)
+    return graph.with_operations(kept, [renamed.get(value, value) for value in graph.outputs])
 
 
 def _folded(op: Operation) -> Operation:

@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from ignis.errors import GraphError
 from ignis.graph.ir import Graph, Operation, Value
+from ignis.graph.ir.schedule import Schedule
 from ignis.graph.ir.types import ALIGNMENT
 
 
@@ -32,6 +33,25 @@ class Timing:
 
     steps: tuple[tuple[int, int], ...]
     private: frozenset[Value] = frozenset()
+
+    @classmethod
+    def of(cls, graph: Graph, *, one: bool) -> Timing:
+        """When ops run by the graph's schedule, in steps of one token or of several."""
+        stages = graph.stages
+        schedule = graph.schedule or Schedule.plain(len(stages))
+        step = schedule.steps(one=one)
+        steps: list[tuple[int, int]] = []
+        entry = 1  # behind the inputs'
+        for op in graph.operations:
+            behind = entry + len(op.stages)
+            steps.append((step[entry], step[behind - 1]))
+            entry = behind
+        private: set[Value] = set()
+        for stage, repeated in zip(stages, schedule.repeated, strict=True):
+            if one and repeated:
+                private |= {value for value in stage.writes if isinstance(value, Value)}
+        # Every thread writes a repeated output, all the same bytes, to the one place there is.
+        return cls(tuple(steps), frozenset(private.difference(graph.outputs)))
 
     @classmethod
     def sequential(cls, graph: Graph) -> Timing:

@@ -17,8 +17,10 @@ from ignis.graph.passes.fuse_norm import fuse_norm
 from ignis.graph.passes.fuse_qkv import fuse_qkv
 from ignis.graph.passes.fuse_residual import fuse_residual
 from ignis.graph.passes.fuse_swiglu import fuse_swiglu
+from ignis.graph.passes.layout import layout
 from ignis.graph.passes.quantize_activations import quantize_activations
 from ignis.graph.passes.rope_store import rope_store
+from ignis.graph.passes.schedule_steps import schedule_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What one pass did; `counts` says how many ops of each kind it made: {"rmsnorm": 49}."""
+    """What one pass did; `counts` says how many it made of each kind: {"rmsnorm": 49}."""
 
     name: str
     ops_before: int
@@ -53,6 +55,8 @@ PIPELINE = (
     Pass("quantize_activations", quantize_activations, required=True),
     Pass("fuse_qkv", fuse_qkv),  # behind quantization: who reads the same form of x is known
     Pass("fuse_gate_up", fuse_gate_up),
+    Pass("layout", layout),
+    Pass("schedule_steps", schedule_steps),  # last: what changes the ops takes the barriers away
 )
 
 TOGGLES = (*(p.name for p in PIPELINE if not p.required), "plan_memory")
@@ -93,7 +97,7 @@ def run_pipeline(
         if check:
             _verify_after(step, after, legalized)
         n_before, n_after = len(graph.operations), len(after.operations)
-        counts = dict(after.kinds - graph.kinds)
+        counts = dict(after.tally - graph.tally)
         reports.append(PassReport(step.name, n_before, n_after, seconds, counts))
         graph = after
         if on_pass is not None:

@@ -56,13 +56,13 @@ def plan_memory(
         outputs_in_arena: False leaves the graph's outputs to the caller.
         in_place: let results take the place of dying operands where the op allows it.
         reuse: False gives every value memory of its own.
-        timing: which ops run side by side; default: none.
+        timing: which ops run side by side; default: as the graph is scheduled.
 
     The plan has been verified. Raises: GraphError for counts below one.
     """
     if n_tokens < 1 or n_logits < 0:
         raise GraphError("nothing to plan", got=f"T={n_tokens} R={n_logits}", wanted="T >= 1")
-    timing = timing or Timing.sequential(graph)
+    timing = timing or Timing.of(graph, one=n_tokens == 1 and n_logits <= 1)
     nbytes = {value: value.type.nbytes(n_tokens, n_logits) for value in graph.values}
     outside = frozenset() if outputs_in_arena else frozenset(graph.outputs)
     shared = [v for v in graph.values if v not in outside and v not in timing.private]
