@@ -25,8 +25,9 @@ from ignis.gguf.codebooks import IQ4_NL, IQ4_XS, MXFP4, TQ1_0, TQ2_0
 from ignis.gguf.kquants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
 from ignis.gguf.records import Blocks, Bytes, Floats, Format
 
-_CHUNK_VALUES = 1 << 18     # values decoded at a time: keeps temporaries at a few MB
-_CHUNK_ENCODED = 1 << 16    # encoders search with about ten arrays: these stay in the cache
+# Values converted at a time. Encoders search with about ten arrays of this size, which stay in the
+# outer cache; with smaller ones, threads would spend their time on the interpreter's lock.
+_CHUNK_VALUES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,10 @@ class BlockFormat:
         """Encode float32 [..., k] to uint8 [..., row_nbytes(k)], without warnings.
 
         A block's bytes depend on its own values alone: rows may be cut and spread over threads at
-        will, and NumPy leaves the interpreter's lock while it computes. Temporaries take some 4 MB.
-        A NaN, an infinity or a value beyond what the format's f16 scale reaches gives a block that
-        decodes to no finite number. Raises UsageError for a row length that blocks do not divide
-        or a format without an encoder.
+        will, best by 2^18 values or more, and temporaries take some 10 MB a thread. A NaN, an
+        infinity or a value beyond what the format's f16 scale reaches gives a block that decodes
+        to no finite number. Raises UsageError for a row length that blocks do not divide or a
+        format without an encoder.
         """
         if self._encode is None:
             raise UsageError(f"no encoder for weight format {self.name}",
@@ -104,7 +105,7 @@ class BlockFormat:
         shape = (*values.shape[:-1], self.row_nbytes(values.shape[-1]))
         floats = np.ascontiguousarray(values, dtype=np.float32).reshape(-1, self.block_size)
         out = np.empty(len(floats), dtype=self.dtype)
-        step = _CHUNK_ENCODED // self.block_size
+        step = _CHUNK_VALUES // self.block_size
         with np.errstate(all="ignore"):
             for start in range(0, len(floats), step):
                 out[start : start + step] = self._encode(floats[start : start + step])
