@@ -4,12 +4,14 @@
 
 The file holds what ggml's encoders lose, without an importance matrix, on the seeded `cases`: for
 each format and case the weighted squared error, under the weights that these encoders work with
-(`weighed`), and the root mean square error.
+(`weighed`), and the root mean square error. Beside them, what our encoders make of `exact_rows`, as
+digests.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +42,18 @@ def cases(seed: int = 0) -> dict[str, Array]:
         "growing": random.normal(size=shape) * np.linspace(0.01, 1, 1024),
     }  # fmt: skip
     return {name: values.astype(np.float32) for name, values in made.items()}
+
+
+def exact_rows() -> Array:
+    """[64, 512] numbers of many sizes, made of whole numbers: the same with every libm."""
+    random = np.random.RandomState(4)
+    whole = random.randint(-(1 << 11), 1 << 11, (64, 512)) * random.randint(1, 1 << 11, (64, 512))
+    return np.ldexp(whole.astype(np.float32), np.arange(-38, 26)[:, None]).astype(np.float32)
+
+
+def digest(name: str) -> str:
+    """The digest of our encoder's bytes for `exact_rows`."""
+    return hashlib.sha256(BLOCKS[name].encode(exact_rows()).tobytes()).hexdigest()[:16]
 
 
 def errors(name: str, values: Array, raw: NDArray[np.uint8]) -> tuple[float, float]:
@@ -89,6 +103,7 @@ def main() -> None:
     origin = "ggml_quantize_chunk without an importance matrix, llama-cpp-python 0.3.36; made by " \
              "python -m tests.gguf.ggml_encoder: [weighted squared error, root mean square error]"
     lines = [f'    "{name}": {json.dumps(row)}' for name, row in table.items()]
+    lines.append(f'    "digests": {json.dumps({name: digest(name) for name in SEARCHED})}')
     GOLDEN.write_text(f'{{\n    "origin": "{origin}",\n' + ",\n".join(lines) + "\n}\n")
 
 
