@@ -17,7 +17,7 @@ from ignis.runtime.launches import Launch, Private
 from ignis.runtime.plan import CompiledPlan
 from ignis.runtime.schedule import Timetable
 
-KERNEL, ARGS, UNITS, CHUNK, COUNTER, STRIDE, REPEATED, BARRIER = range(8)
+KERNEL, ARGS, UNITS, CHUNK, COUNTER, STRIDE, REPEATED, BARRIER, OWN = range(9)
 COUNTS = {"T": 1, "R": 1, "S": 1}
 
 
@@ -68,6 +68,17 @@ def test_counts_are_written_into_units_and_words(library: Library) -> None:
     assert plan.records[:, UNITS].tolist() == [3, 3, 0, 0, 1]
     assert plan.records[3, CHUNK] == 1  # never a chunk of nothing
     assert words(plan, 4)[3] == 0
+
+
+@pytest.mark.parametrize(("units", "own", "chunk"), [(300, 131, 11), (16, 7, 8), (2, 0, 1)])
+def test_a_stream_is_mostly_divided_beforehand(
+    library: Library, units: int, own: int, chunk: int
+) -> None:
+    """Threads that take turns on neighbouring chunks read memory at half the speed."""
+    plan = CompiledPlan([launch(units=units, shared=True, grain=11)], library, 2)
+    plan.set_counts(COUNTS)
+    assert (plan.records[0, OWN], plan.records[0, CHUNK]) == (own, chunk)
+    assert plan.records[0, UNITS] == units
 
 
 def test_private_arguments_differ_by_thread(library: Library) -> None:

@@ -40,14 +40,16 @@ class Ladder:
     thread through too early, one row done twice or not at all, and the last row is wrong.
     """
 
-    def __init__(self, library: Library, n_threads: int, shared: bool) -> None:
+    def __init__(self, library: Library, n_threads: int, shared: bool, grain: int = 0) -> None:
         nbytes = (N_ROWS + 1) * WIDTH * 4
         self.buffers = [Memory(nbytes) for _ in range(2)]
         launches = []
         for step in range(N_STEPS):
             source, result = self.buffers[step % 2].address, self.buffers[1 - step % 2].address
             args = {"a": source, "b": source + 4 * WIDTH, "y": result, "n": WIDTH}
-            launches.append(Launch(None, add(), args, units=1, per="T", shared=shared))
+            launches.append(
+                Launch(None, add(), args, units=1, per="T", shared=shared, grain=grain)
+            )
         self.plan = CompiledPlan(launches, library, n_threads)
         self.plan.set_counts({"T": N_ROWS, "R": 1, "S": 1})
 
@@ -75,14 +77,17 @@ def climbed() -> Array:
     return rows[:N_ROWS]
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["divided", "by chunks"])
+@pytest.mark.parametrize(
+    ("shared", "grain"), [(False, 0), (True, 0), (True, 5)],
+    ids=["divided", "by chunks", "streams"],
+)  # fmt: skip
 @pytest.mark.parametrize("n_threads", [1, 2, 3, 7])
 def test_any_number_of_threads_computes_the_same(
-    library: Library, n_threads: int, shared: bool
+    library: Library, n_threads: int, shared: bool, grain: int
 ) -> None:
     """More threads than processors as well: there a barrier that only spins takes seconds."""
     team = ThreadTeam(library, n_threads, 64)
-    ladder = Ladder(library, n_threads, shared)
+    ladder = Ladder(library, n_threads, shared, grain)
     try:
         for _ in range(3):
             ladder.start()

@@ -1,12 +1,13 @@
 """The native loop that runs a compiled plan, one call a step, on every thread of the team.
 
-A *plan* is an array of records, one a kernel launch, eight words of 8 bytes each:
+A *plan* is an array of records, one a kernel launch, sixteen words of 8 bytes each:
 
-    | kernel | args | units | chunk | counter | args stride | repeated | barrier |
+    | kernel | args | units | chunk | counter | args stride | repeated | barrier | own | unused |
 
-Every thread walks the same records. With `chunk` zero the units are divided evenly; else threads
-take chunks from the counter, so that a core that is held up takes fewer. A `repeated` record is
-done whole by every thread, each with arguments of its own, `args stride` bytes apart. Where
+Every thread walks the same records. With `chunk` zero the units are divided evenly; else each
+thread begins with `own` units side by side, and all then take chunks of the rest from the counter,
+so that a core that is held up takes fewer. A `repeated` record is done whole by every thread, each
+with arguments of its own, `args stride` bytes apart. Where
 `barrier` is set all threads meet behind the record.
 
 Workers stay parked in `team_worker`, inside native code, without the GIL: they spin a bounded while
@@ -44,7 +45,7 @@ SYSCALL = 440  # address of libc's syscall(), zero where there is none
 TIMES = 448  # address of i64 [record][2], cycles at work and at the barrier; zero: not profiling
 TEAM_NBYTES = 512
 
-RECORD_NBYTES = 64
+RECORD_NBYTES = 128
 FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
 _FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}
 
@@ -129,20 +130,23 @@ def _run_record(
         for _ in k.when(begin < end):
             k.call(address, None, args, begin, end, scratch)
     for _ in k.when(chunk > 0):
-        counter = record.at(32)
-        _take_chunks(k, team, (address, args, scratch), counter, units, chunk)
+        own = record.at(64).load(i64)
+        for _ in k.when(own > 0):
+            k.call(address, None, args, own * index, own * (index + 1), scratch)
+        call = address, args, scratch
+        _take_chunks(k, team, call, record.at(32), own * n_threads, units, chunk)
 
 
 def _take_chunks(
-    k: LlvmBuilder, team: Value, call: tuple[Value, Value, Value], counter: Value, units: Value,
-    chunk: Value,
+    k: LlvmBuilder, team: Value, call: tuple[Value, Value, Value], counter: Value, first: Value,
+    units: Value, chunk: Value,
 ) -> None:  # fmt: skip
     address, args, scratch = call
-    taken = k.var(k.fetch_add(counter, chunk))
+    taken = k.var(first + k.fetch_add(counter, chunk))
     for _ in k.loop(lambda: taken.get() < units):
         begin = taken.get()
         k.call(address, None, args, begin, k.minimum(begin + chunk, units), scratch)
-        taken.set(k.fetch_add(counter, chunk))
+        taken.set(first + k.fetch_add(counter, chunk))
         for _ in k.when(k.load_acquire(team.at(ABORT), i64) != 0):
             taken.set(units)
 

@@ -66,7 +66,7 @@ class Launch:
     gate: str | None = None
     shared: bool = False
     scratch_nbytes: int = 0
-    grain: int = 1  # units that a thread takes at least, so that it reads one long stream
+    grain: int = 0  # of work that streams weights: units of a chunk long enough to prefetch
     stage: int = 0  # of the op: which of its stages the launch belongs to
     part: Operation | None = None  # of a group of matmuls: the one that this launch computes
 
@@ -327,7 +327,7 @@ def _product(op: Operation, at: Surroundings) -> Launch:
         row_nbytes = BLOCKS[format].row_nbytes(n_values)
         return _launch(op, matmul_float.matmul_float(format=format), args, -(-n_rows // unit_rows),
                        gate=rows, shared=True, scratch_nbytes=64,
-                       grain=_grain(unit_rows * row_nbytes) if single else 1)  # fmt: skip
+                       grain=_grain(unit_rows * row_nbytes) if single else 0)  # fmt: skip
     packed = weight.type.layout == PANELS
     if single and not packed:
         kernel = matmul.matmul_rows(format=format)
@@ -335,7 +335,7 @@ def _product(op: Operation, at: Surroundings) -> Launch:
         family = matmul.matmul_packed if packed else matmul.matmul_mapped
         kernel = family(format=format)
         args |= {"n_tokens": rows}
-    grain = _grain(panels.FORMATS[format].panel_nbytes(n_values)) if single else 1
+    grain = _grain(panels.FORMATS[format].panel_nbytes(n_values)) if single else 0
     scratch = matmul.SUMS_NBYTES if packed else matmul.scratch_nbytes(format, n_values)
     return _launch(op, kernel, args, -(-n_rows // ROWS), gate=rows, shared=True,
                    scratch_nbytes=scratch, grain=grain)  # fmt: skip

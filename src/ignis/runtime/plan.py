@@ -16,8 +16,12 @@ from ignis.runtime.schedule import Timetable
 
 _CHUNKS_PER_THREAD = 8  # small enough that a late thread costs an eighth of its share at most
 
-_RECORD_WORDS = 8
-_KERNEL, _ARGS, _UNITS, _CHUNK, _COUNTER, _ARGS_STRIDE, _REPEATED, _BARRIER = range(_RECORD_WORDS)
+# Of a stream of weights, the part that threads divide beforehand, each a stream of its own: where
+# they take turns, each one's prefetcher fetches what the other will read.
+_OWN_EIGHTHS = 7
+
+_RECORD_WORDS = 16
+_KERNEL, _ARGS, _UNITS, _CHUNK, _COUNTER, _ARGS_STRIDE, _REPEATED, _BARRIER, _OWN = range(9)
 
 ONE_ROW: Mapping[str, int] = MappingProxyType({"T": 1, "R": 1, "S": 1})
 """The counts for launches outside a model's step, which name none."""
@@ -94,5 +98,8 @@ class CompiledPlan:
         fair = -(-units // self._n_threads)
         least = np.maximum(np.minimum(self._grains, fair), 1)
         chunks = np.maximum(units // (self._n_threads * _CHUNKS_PER_THREAD), least)
-        self.records[:, _CHUNK] = np.where(self._shared, chunks, 0)
+        streams = self._shared & (self._grains > 0)
+        self.records[:, _CHUNK] = np.where(self._shared, np.where(streams, least, chunks), 0)
+        own = units * _OWN_EIGHTHS // (8 * self._n_threads)
+        self.records[:, _OWN] = np.where(streams, own, 0)
 

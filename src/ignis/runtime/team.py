@@ -61,7 +61,7 @@ class ThreadTeam:
         self, records: NDArray[np.int64], times: NDArray[np.int64] | None = None,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """Run the records ([n, 8] int64), a plan that may be begun again.
+        """Run the records ([n, 16] int64), a plan that may be begun again.
 
         `times` (int64 [n, 2]) collects thread 0's cycles at work and at the barrier, a record.
         `prepare` is called before each attempt.
