@@ -97,7 +97,8 @@ def test_models_and_formats_are_complete() -> None:
 
 def test_every_dependency_has_its_reason() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    for line in (*project["dependencies"], *project["optional-dependencies"]["hub"]):
+    extras = project["optional-dependencies"]
+    for line in (*project["dependencies"], *extras["hub"], *extras["convert"]):
         assert re.search(rf"^\| {line.split('>=')[0]} \| \w", README, re.MULTILINE), line
 
 

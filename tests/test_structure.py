@@ -81,7 +81,8 @@ def test_imports_point_upward() -> None:
 @pytest.mark.parametrize(
     ("library", "layers"),
     [("llvmlite", {"native"}), ("regex", {"text"}), ("jinja2", {"text"}),
-     ("click", {"cli"}), ("rich", {"cli"}), ("huggingface_hub", {"hub"})],
+     ("click", {"cli"}), ("rich", {"cli"}), ("huggingface_hub", {"hub"}),
+     ("safetensors", {"quantize"}), ("ml_dtypes", {"quantize"})],
 )  # fmt: skip
 def test_each_library_has_one_home(library: str, layers: set[str]) -> None:
     """What would have to change with it is in one place."""
@@ -97,7 +98,8 @@ def test_nothing_else_is_imported() -> None:
     """No PyTorch, no ggml, no hidden dependency: only the standard library and what is declared."""
     import sys
 
-    declared = {"numpy", "llvmlite", "regex", "jinja2", "click", "rich", "huggingface_hub"}
+    declared = {"numpy", "llvmlite", "regex", "jinja2", "click", "rich", "huggingface_hub",
+                "safetensors", "ml_dtypes"}
     known = {"ignis", *declared, *sys.stdlib_module_names}
     found = {module.split(".")[0] for file in modules() for module in imports(file)}
     assert found <= known, found - known

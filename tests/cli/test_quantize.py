@@ -5,6 +5,7 @@ import re
 import pytest
 
 from ignis.gguf import open_gguf
+from tests.quantize.checkpoints import write_checkpoint
 from tests.random_models import RandomModel
 
 
@@ -30,6 +31,23 @@ def test_it_says_what_became_of_the_model(call, model, tmp_path):
 def test_quiet_says_nothing(call, model, tmp_path):
     result = call("quantize", str(model), str(tmp_path / "o.gguf"), "--type", "q8_0", "-q")
     assert (result.code, result.out, result.err) == (0, "", "")
+
+
+def test_a_checkpoint_becomes_a_model_that_runs(call, tmp_path):
+    """From a folder of safetensors to logits, in one command."""
+    folder, target = write_checkpoint(tmp_path / "model", dtype="bf16"), tmp_path / "out.gguf"
+    result = call("quantize", "--from-safetensors", str(folder), str(target), "--type", "q8_0")
+    assert (result.code, result.out) == (0, "") and f"saved {target}" in result.err
+    tokens = call("tokenize", "-m", str(target), "--ids", "Hello world")
+    assert tokens.code == 0 and len(tokens.out.split()) > 1
+    for arguments, complaint in (
+        ((str(folder),), "a folder, not a GGUF file; --from-safetensors"),
+        (("--from-safetensors", str(target)), "not a checkpoint: wanted a folder"),
+        (("--from-safetensors", str(tmp_path)), "config.json: cannot read it"),
+    ):
+        result = call("quantize", *arguments, str(tmp_path / "new.gguf"), "--type", "q8_0")
+        assert result.code == 1 and complaint in result.error
+        assert not (tmp_path / "new.gguf").exists()
 
 
 @pytest.mark.parametrize(("arguments", "code", "complaint"), [

@@ -13,7 +13,7 @@ import pytest
 
 from ignis.errors import NumericsError, UsageError
 from ignis.gguf import BLOCKS, GGUFWriter, open_gguf
-from ignis.gguf.writer import _pack_string, _pack_value
+from ignis.gguf.writer import _pack_string, pack_value
 from ignis.graph.models import ModelConfig, build_graph
 from ignis.hub.progress import Silent
 from ignis.quantize import encode
@@ -62,7 +62,7 @@ def test_everything_else_keeps_its_bytes_and_its_order(options, tmp_path, conver
         assert (new.metadata["general.file_type"], new.metadata[OURS[0]]) == (7, 2)
         for key in old.metadata.keys() - set(OURS):
             assert new.packed_value(key) == old.packed_value(key), key
-        assert new.packed_value("a.u8") == _pack_value(np.uint8(255), None)
+        assert new.packed_value("a.u8") == pack_value(np.uint8(255), None)
         assert [*new.tensors] == [*old.tensors]
         formats = {name: tensor.format.name for name, tensor in new.tensors.items()}
         assert formats == {"z.weight": "q8_0", "counts": "i32", "a.weight": "q8_0",
@@ -189,7 +189,7 @@ def test_memory_does_not_grow_with_the_model(tmp_path, subprocess_env):
     """One tensor of 256 MB (a hole on the disk); the process may take a tenth on top of itself."""
     path, n_rows, k = tmp_path / "in.gguf", 1 << 16, 1 << 10
     head = (b"GGUF" + pack("<IQQ", 3, 1, 1) + _pack_string("general.architecture")
-            + _pack_value("llama", None) + _pack_string("token_embd.weight")
+            + pack_value("llama", None) + _pack_string("token_embd.weight")
             + pack("<IQQIQ", 2, k, n_rows, 0, 0))
     path.write_bytes(head)
     os.truncate(path, -(-len(head) // 32) * 32 + 4 * n_rows * k)

@@ -77,7 +77,7 @@ class GGUFWriter:
         """
         kind = ValueType[type.upper()] if isinstance(type, str) else type
         try:
-            packed = _pack_value(value, kind)
+            packed = pack_value(value, kind)
         except (StructError, OverflowError, TypeError, ValueError) as error:
             raise UsageError(f"metadata value of '{key}' cannot be written: {error}",
                              where=self.path) from None
@@ -223,7 +223,7 @@ def _block_format(format: str | BlockFormat) -> BlockFormat:
     return BLOCKS[format]
 
 
-def _pack_value(value: object, kind: ValueType | None) -> bytes:
+def pack_value(value: object, kind: ValueType | None = None) -> bytes:
     """Type id and value, as they stand after a key."""
     if isinstance(value, np.ndarray | list | tuple | StringArray):
         return pack("<I", ValueType.ARRAY) + _pack_array(value, kind)

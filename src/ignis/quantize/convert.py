@@ -103,7 +103,7 @@ def quantize(source: Source, path: Path, options: Options, progress: Progress | 
         check_room(path, writer.nbytes)
         progress.begin(f"quantizing to {options.type.lower()}", total)
         try:
-            writer.write(check=partial(_verify, plan=plan, metadata=source.metadata))
+            writer.write(check=partial(_verify, plan=plan, source=source))
         except OSError as error:
             reason = error.strerror or str(error)
             raise WriteError(f"cannot write the model: {reason}", where=path) from error
@@ -150,14 +150,15 @@ def _pieces(entry: _Planned, executor: Executor, n_threads: int, counter: _Count
     return encoded_pieces(entry.tensor, entry.format, executor, n_threads, counter.advance)
 
 
-def _verify(path: Path, *, plan: list[_Planned], metadata: Mapping[str, bytes]) -> None:
+def _verify(path: Path, *, plan: list[_Planned], source: Source) -> None:
     """Read the complete file again: every key and every tensor is there, in order."""
     with open_gguf(path) as file:
         tensors = [(t.name, t.shape, t.format) for t in file.tensors.values()]
         planned = [(e.tensor.name, e.tensor.shape, e.format) for e in plan]
-        if tensors != planned or not _holds(file, metadata):
+        if tensors != planned or not _holds(file, source.metadata):
             raise WriteError("the file that was written does not read back", where=path,
                              hint="check the disk")
+        source.check(file)
 
 
 def _holds(file: GGUFFile, metadata: Mapping[str, bytes]) -> bool:

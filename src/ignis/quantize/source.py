@@ -63,6 +63,8 @@ class Source(Protocol):
     def tensors(self) -> Sequence[SourceTensor]: ...
     @property
     def facts(self) -> ModelFacts: ...
+    def check(self, file: GGUFFile) -> None:
+        """Look at the finished file once more, and refuse it by raising."""
 
 
 class GGUFSource:
@@ -77,6 +79,9 @@ class GGUFSource:
         self.alignment = file.get("general.alignment", DEFAULT_ALIGNMENT)
         self.tensors = [self._tensor(name) for name in file.tensors]
         self.facts = _facts(file)
+
+    def check(self, file: GGUFFile) -> None:
+        """Nothing: the file is what it was, of an architecture that Ignis need not know."""
 
     def __enter__(self) -> Self:
         self._guards.callback(guard_mappings(self._file.mappings))

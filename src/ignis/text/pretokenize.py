@@ -137,7 +137,7 @@ def _cut(pattern: Any, text: str) -> Iterator[str]:
         yield text[end:]
 
 
-def _all_kinds() -> Iterator[PreTokenizer]:
+def _make_kinds() -> Iterator[PreTokenizer]:
     yield PreTokenizer("gpt-2", _GPT_2)
     yield PreTokenizer("smollm", _SINGLE_DIGITS)
     yield PreTokenizer("qwen2", _CL100K % "")
@@ -163,7 +163,7 @@ def _all_kinds() -> Iterator[PreTokenizer]:
     )
 
 
-_KINDS = {kind.name: kind for kind in _all_kinds()}
+_KINDS = {kind.name: kind for kind in _make_kinds()}
 _ALIASES = {
     "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe",
     "falcon-h1": "llama-bpe", "pixtral": "llama-bpe", "midm-2.0": "llama-bpe", "lfm2": "llama-bpe",
@@ -174,6 +174,16 @@ _ALIASES = {
     "starcoder": "smollm", "refact": "smollm", "command-r": "smollm", "codeshell": "smollm",
     "exaone": "smollm", "minerva-7b": "smollm",
 }  # fmt: skip
+
+def all_kinds() -> Iterable[PreTokenizer]:
+    """Every way to cut that there is, once."""
+    return _KINDS.values()
+
+
+def gpt_2_pattern() -> str:
+    """GPT-2's pattern, which byte-level tokenizers follow unless told otherwise."""
+    return _GPT_2
+
 
 NAMES: tuple[str, ...] = tuple(sorted((*_KINDS, *_ALIASES)))
 

@@ -31,7 +31,7 @@ def layer(m: Lowering, i: int, x: Value, *, head_norms: bool = False) -> Value:
 
 
 def complete(config: ModelConfig) -> ModelConfig:
-    """The embedding's scale, and the scores' scale of the largest model: no key tells them."""
+    """The embedding's scale, and the scores' scale of the largest model: files rarely tell them."""
     return with_gemma_scales(config, _LAYERS_OF_27B)
 
 
@@ -49,7 +49,12 @@ GEMMA2 = Architecture(
     rope_style="neox",
     layer=layer,
     honours=frozenset(
-        {"attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+        {
+            "attention.scale",
+            "attention.sliding_window",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+        }
     ),
     window_pattern=2,
     complete=complete,

@@ -37,7 +37,12 @@ GEMMA3 = Architecture(
     rope_style="neox",
     layer=layer,
     honours=frozenset(
-        {"attention.sliding_window", "final_logit_softcapping", "rope.freq_base_swa"}
+        {
+            "attention.scale",
+            "attention.sliding_window",
+            "final_logit_softcapping",
+            "rope.freq_base_swa",
+        }
     ),
     window_pattern=6,
     complete=complete,
