@@ -1,7 +1,6 @@
-"""If these break, `info`, `tokenize`, `bench`, `pull` or the chat no longer do what they say."""
+"""If these break, `tokenize`, `bench`, `pull` or the chat no longer do what they say."""
 
 import contextlib
-import json
 import os
 import pty
 import signal
@@ -47,34 +46,6 @@ def model(tmp_path):
     writer.add_tensor("output_norm.weight", np.zeros(64, np.float32), "f32")
     writer.write()
     return tmp_path / "small.gguf"
-
-
-def test_info_as_json(call, model):
-    result = call("info", str(model), "--json", "--ctx", "100")
-    seen = json.loads(result.out)
-    assert (result.code, result.err) == (0, "")
-    assert (seen["architecture"], seen["gguf_version"]) == ("llama", 3)
-    assert seen["tensors"]["by_type"]["q8_0"] == {
-        "tensors": 2, "parameters": 101 * 64, "bytes": 101 * 68}
-    assert seen["tensors"]["total"]["parameters"] == 106 * 64 + 64
-    assert seen["tokenizer"] == {"model": "gpt2", "pre": "gpt-2", "tokens": 5,
-                                 "special_ids": {"eos": 4}, "chat_template": False}
-    assert seen["metadata"]["tokenizer.ggml.tokens"] == {"array": 5}
-    needs = seen["memory"]
-    assert needs["kv_cache"] == 2 * 100 * (2 * 16 + 2 * 16) * 2     # layers, tokens, k + v, f16
-    assert needs["total"] == needs["weights"] + needs["kv_cache"] + needs["activations"]
-
-
-def test_info_for_people_shows_control_characters(call, model):
-    result = call("info", str(model))
-    assert result.code == 0 and "\x1b" not in result.out and r"small\x1b[31m" in result.out
-    assert "with a context of 128 tokens" in result.out
-
-
-def test_info_of_a_bad_file_is_one_line(call, tmp_path):
-    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(50))
-    result = call("info", str(tmp_path / "bad.gguf"))
-    assert result.code == 1 and "bad.gguf" in result.error
 
 
 def test_tokenize_prints_ids_in_one_line(call, model):
