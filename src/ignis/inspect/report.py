@@ -45,7 +45,7 @@ def plan_data(plan: StepPlan) -> dict[str, Any]:
         "launches": len(plan.launches), "values": memory.n_values, "places": memory.n_buffers,
         "arena": memory.nbytes, "bound": memory.bound_bytes,
         "private": memory.private_nbytes, "private_bound": memory.private_bound_bytes,
-        "gap": memory.gap_bytes, "rounding": memory.rounding_bytes,
+        "gap": memory.gap_bytes,
         "without_sharing": memory.naive_nbytes, "logits": memory.output_nbytes,
         "scratch": plan.scratch_nbytes, "seconds": plan.seconds,
     }  # fmt: skip
@@ -102,8 +102,6 @@ def _plan_line(p: Mapping[str, Any]) -> str:
         ("without_sharing", 10)))
     why = ""
     if p["gap"]:
-        rest = p["gap"] - p["rounding"]
-        why = f"  {p['gap']} bytes over the bound: {p['rounding']} round values up to cache lines"
-        why += f", {rest} are gaps" if rest else ""
+        why = f"  {p['gap']} bytes over the bound: gaps between values of different lives"
     return (f"{name:<6}{p['n_tokens']:>4}{p['n_logits']:>5}{p['steps']:>8}{p['launches']:>10}"
             f"{sizes}{1e3 * p['seconds']:>7.0f}{why}")

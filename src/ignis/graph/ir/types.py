@@ -30,6 +30,9 @@ A8_BLOCK_NBYTES = 48
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register."""
 
+ELEMENT = 4
+"""Bytes of an f32, what activations are made of."""
+
 FLOAT_FORMATS = ("f32", "f16", "bf16")
 BLOCK_FORMATS = (
     "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl",

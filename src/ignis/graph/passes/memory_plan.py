@@ -1,7 +1,7 @@
 """A memory plan as data, and the rules that every plan must satisfy.
 
     P1   every activation has a place; outputs may be left to the caller, all of them or none
-    P2   places are multiples of 64 bytes within the arena, or within a thread's own memory
+    P2   places are multiples of 4 bytes within the arena, or within a thread's own memory
     P3   values share bytes only if their lives do not meet, or one takes the other's place
     P4   the sizes it states are those of its graph, and no arena is below its bound
     P5   no op runs before the ops that it reads from
@@ -19,7 +19,7 @@ from types import MappingProxyType
 from ignis.errors import GraphError
 from ignis.graph.ir import Graph, Operation, Value
 from ignis.graph.ir.schedule import Schedule
-from ignis.graph.ir.types import ALIGNMENT
+from ignis.graph.ir.types import ELEMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class MemoryPlan:
     """Where each activation lies, for steps of up to `n_tokens` tokens and `n_logits` rows.
 
     `offsets` are bytes from the arena's start (private values: from the start of a thread's own),
-    multiples of 64. `nbytes` is the arena's size and `bound_bytes` the peak of live bytes, below
-    which no arena can be; `private_nbytes` is what each thread takes besides. `naive_nbytes` is
-    what all values would take without sharing. Outputs outside the arena count in `output_nbytes`
-    only.
+    multiples of 4, and of 64 if all sizes are. `nbytes` is the arena's size and `bound_bytes` the
+    peak of live bytes, below which no arena can be; `private_nbytes` is what each thread takes
+    besides. `naive_nbytes` is what all values would take without sharing. Outputs outside the arena
+    count in `output_nbytes` only.
     """
 
     graph: Graph
@@ -79,7 +79,6 @@ class MemoryPlan:
     bound_bytes: int
     private_nbytes: int
     private_bound_bytes: int
-    rounding_bytes: int
     naive_nbytes: int
     output_nbytes: int
 
@@ -125,12 +124,12 @@ def places_are_valid(plan: MemoryPlan) -> None:
         is_private = value in plan.timing.private
         limit = plan.private_nbytes if is_private else plan.nbytes
         end = start + value.type.nbytes(plan.n_tokens, plan.n_logits)
-        if start % ALIGNMENT or not 0 <= start <= end <= limit:
+        if start % ELEMENT or not 0 <= start <= end <= limit:
             raise GraphError(
                 "a value lies unaligned or outside the arena",
                 where=value,
                 got=f"bytes {start} to {end}",
-                wanted=f"multiples of {ALIGNMENT} within {limit}",
+                wanted=f"multiples of {ELEMENT} within {limit}",
             )
 
 

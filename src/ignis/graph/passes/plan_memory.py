@@ -13,12 +13,12 @@ bytes when their lives do not meet, or where an op may work in place on an opera
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from ignis.errors import GraphError
 from ignis.graph.ir import Graph, Value
-from ignis.graph.ir.types import ALIGNMENT, align
+from ignis.graph.ir.types import ALIGNMENT, ELEMENT, align
 from ignis.graph.passes.memory_plan import (
     MemoryPlan,
     Timing,
@@ -70,17 +70,15 @@ def plan_memory(
     in_place = in_place and reuse
     sequential = Timing.sequential(graph).steps
     offsets: dict[Value, int] = {}
-    sizes, peaks, rounding = [], [], 0
+    sizes, peaks = [], []
     for values, steps in ((shared, timing.steps), (private, sequential)):
         buffers = _buffers(graph, values, nbytes, steps, in_place=in_place)
         peak = _peak(buffers)
         places = _best_placement(buffers, peak) if reuse else _stacked(buffers)
         for buffer, place in zip(buffers, places, strict=True):
             offsets |= dict.fromkeys(buffer.values, place)
-        ends = (p + align(b.nbytes) for b, p in zip(buffers, places, strict=True))
-        sizes.append(max(ends, default=0))
+        sizes.append(_end(buffers, places))
         peaks.append(peak)
-        rounding += _peak([replace(b, nbytes=align(b.nbytes)) for b in buffers]) - peak
     plan = MemoryPlan(
         graph,
         n_tokens,
@@ -91,7 +89,6 @@ def plan_memory(
         peaks[0],
         sizes[1],
         peaks[1],
-        rounding,
         sum(nbytes.values()),
         sum(nbytes[value] for value in outside),
     )
@@ -179,43 +176,55 @@ def _best_placement(buffers: Sequence[_Buffer], bound: int) -> list[int]:
     """Offsets of the smallest arena found: the first that reaches the bound ends the search.
 
     After each attempt the buffers that stick out at the arena's end are placed before all others.
+    Where rounding up to cache lines keeps the arena above its bound, values begin at any element.
     """
-    best: list[int] = [0] * len(buffers)
-    best_nbytes = sum(align(b.nbytes) for b in buffers) + 1
-    for key in _ORDERS:
-        order = sorted(range(len(buffers)), key=[key(b) for b in buffers].__getitem__)
-        for _ in range(_REPAIRS):
-            places = _first_fit(buffers, order)
-            ends = [p + align(b.nbytes) for p, b in zip(places, buffers, strict=True)]
-            nbytes = max(ends, default=0)
-            if nbytes < best_nbytes:
-                best, best_nbytes = places, nbytes
-            if best_nbytes < bound + ALIGNMENT:
-                return best
-            order.sort(key=[end != nbytes for end in ends].__getitem__)
+    best = _stacked(buffers)
+    best_nbytes = _end(buffers, best)
+    for limit in (ALIGNMENT, ELEMENT):
+        for key in _ORDERS:
+            order = sorted(range(len(buffers)), key=[key(b) for b in buffers].__getitem__)
+            for _ in range(_REPAIRS):
+                places = _first_fit(buffers, order, limit)
+                nbytes = _end(buffers, places)
+                if nbytes < best_nbytes:
+                    best, best_nbytes = places, nbytes
+                if best_nbytes == bound:
+                    return best
+                ends = [p + b.nbytes for p, b in zip(places, buffers, strict=True)]
+                order.sort(key=[end != nbytes for end in ends].__getitem__)
     return best
 
 
-def _first_fit(buffers: Sequence[_Buffer], order: Sequence[int]) -> list[int]:
-    """Each buffer, in the given order, at the lowest offset free during all of its life."""
+def _first_fit(buffers: Sequence[_Buffer], order: Sequence[int], limit: int) -> list[int]:
+    """Each buffer, in the given order, at the lowest offset free during all of its life.
+
+    It begins at a multiple of the largest power of two that divides its size, up to `limit`.
+    """
     places = [0] * len(buffers)
     placed: list[tuple[int, int, int, int]] = []
     for i in order:
-        b, size = buffers[i], align(buffers[i].nbytes)
+        b = buffers[i]
+        step = min(b.nbytes & -b.nbytes or limit, limit)
         meets = [p for p in placed if p[2] <= b.end and b.start <= p[3]]
         at = 0
         for lo, hi, _, _ in sorted(meets):
-            if at + size <= lo:
+            if at + b.nbytes <= lo:
                 break
-            at = max(at, hi)
+            at = max(at, align(hi, step))
         places[i] = at
-        placed.append((at, at + size, b.start, b.end))
+        placed.append((at, at + b.nbytes, b.start, b.end))
     return places
 
 
 def _stacked(buffers: Sequence[_Buffer]) -> list[int]:
+    """One behind the other, each at the beginning of a cache line."""
     places, at = [], 0
     for buffer in buffers:
         places.append(at)
         at += align(buffer.nbytes)
     return places
+
+
+def _end(buffers: Sequence[_Buffer], places: Sequence[int]) -> int:
+    """Where the last byte ends."""
+    return max((p + b.nbytes for p, b in zip(places, buffers, strict=True)), default=0)
