@@ -91,7 +91,7 @@ class GGUFWriter:
 
     def add_tensor(self, name: str, array: FloatSource, format: str | BlockFormat = "f32",
                    *, shape: Sequence[int] | None = None) -> None:
-        """Add a tensor of floats, [N, K] or [K], encoded to `format` by plain rounding.
+        """Add a tensor of floats, [N, K] or [K], encoded to `format`.
 
         `array` may be a function, called once when the file is written; then `shape` is needed.
         """
