@@ -26,8 +26,7 @@ from tests.runtime.engines import engine, feed
 def converted(tmp_path):
     """Convert a checkpoint and return the file's path."""
     def run(folder, file_type="f32", name="out.gguf", **options):
-        with Checkpoint(folder) as checkpoint:
-            quantize(checkpoint, tmp_path / name, Options(type=file_type, **options))
+        quantize(Checkpoint(folder), tmp_path / name, Options(type=file_type, **options))
         return tmp_path / name
     return run
 

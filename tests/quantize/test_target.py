@@ -190,24 +190,26 @@ for _ in sys.stdin:
 
 
 def test_a_kill_at_any_moment_leaves_the_target_absent_or_whole(folder, subprocess_env):
-    """A process that quantizes over and over, killed at random moments, 60 times."""
+    """A process that quantizes over and over, killed at random moments, 40 times."""
     source, target, reference = (folder / name for name in ("in.gguf", "out.gguf", "whole.gguf"))
     before, n_left, n_halves = source.read_bytes(), 0, 0
-    rng = random.Random(0)
+    rng, patience = random.Random(0), 0.02
     with subprocess.Popen([sys.executable, "-c", SCRIPT, source, target, reference], text=True,
                           env=subprocess_env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
                           ) as parent:
         assert parent.stdin is not None and parent.stdout is not None
-        for _ in range(60):
+        for _ in range(40):
             target.unlink(missing_ok=True)
             parent.stdin.write("go\n")
             parent.stdin.flush()
             child = int(parent.stdout.readline())
-            time.sleep(rng.uniform(0, 0.05))
+            time.sleep(rng.uniform(0, patience))
             os.kill(child, signal.SIGKILL)
             assert parent.stdout.readline() == "dead\n"
             assert not target.exists() or target.read_bytes() == reference.read_bytes()
             n_left += target.exists()
+            # Around the time that a file takes, however busy the machine is.
+            patience = min(2.0, patience * (0.8 if target.exists() else 1.25))
             n_halves += len(names(folder)) > 2 + target.exists()
         parent.stdin.close()
     assert source.read_bytes() == before
@@ -228,3 +230,22 @@ def test_sigterm_leaves_nothing(folder, subprocess_env):
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGTERM and names(folder) == {"in.gguf"}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="SIGBUS is caught on Linux alone")
+def test_a_source_that_is_cut_short_meanwhile_ends_in_one_line(folder, subprocess_env):
+    """Somebody else writes to the file that is being read: a fault of the mapping, no traceback."""
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from ignis.gguf import open_gguf\n"
+        "from ignis.quantize.convert import Options, quantize\n"
+        "from ignis.quantize.source import GGUFSource\n"
+        "with open_gguf('in.gguf') as file, GGUFSource(file) as source:\n"
+        "    os.truncate('in.gguf', 50000)\n"
+        "    quantize(source, Path('out.gguf'), Options(type='q8_0'))\n")
+    run = subprocess.run([sys.executable, "-c", script], cwd=folder, env=subprocess_env,
+                         capture_output=True, text=True, check=False)
+    assert run.returncode == 1 and run.stderr.count("\n") == 1, run.stderr
+    assert "in.gguf: the file was truncated while it was mapped" in run.stderr
+    assert not (folder / "out.gguf").exists()

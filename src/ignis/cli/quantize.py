@@ -53,7 +53,7 @@ def quantize(source: str, target: Path, file_type: str, from_safetensors: bool, 
                       n_threads=threads or settings.threads)
     progress = TerminalProgress(quiet, mention_present=False)
     with orderly_termination(), ExitStack() as stack:
-        opened = (_checkpoint(source, stack) if from_safetensors
+        opened = (_checkpoint(source) if from_safetensors
                   else _gguf(source, settings, progress, stack))
         report = write(opened, target, options, progress)
     for line in _remarks(report):
@@ -72,10 +72,10 @@ def _gguf(source: str, settings: Settings, progress: TerminalProgress, stack: Ex
     return stack.enter_context(GGUFSource(file))
 
 
-def _checkpoint(source: str, stack: ExitStack) -> Source:
+def _checkpoint(source: str) -> Source:
     from ignis.quantize.hf.checkpoint import Checkpoint
 
-    return stack.enter_context(Checkpoint(Path(source)))
+    return Checkpoint(Path(source))
 
 
 def _remarks(report: Report) -> list[str]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +18,7 @@ from ignis.quantize.hf.architectures import HFArchitecture, find_hf_architecture
 from ignis.quantize.hf.config import Section, read_object
 from ignis.quantize.hf.hyperparameters import Hyperparameters, read_hyperparameters
 from ignis.quantize.hf.rope import Factors
-from ignis.quantize.hf.shards import open_shards, shard_paths, weight_format
+from ignis.quantize.hf.shards import read_shards, shard_paths, weight_format
 from ignis.quantize.hf.tensors import Stored, converted, gguf_name, is_left_out, place_in_file
 from ignis.quantize.hf.vocabulary import read_vocabulary
 from ignis.quantize.mix import ModelFacts
@@ -38,7 +36,7 @@ class _Described:
 
 
 class Checkpoint:
-    """A Hugging Face directory, converted as it is read. A context: the files close behind it.
+    """A Hugging Face directory, converted as it is read.
 
     Raises UsageError for what is no directory, ModelFileError for files that are missing or do
     not fit together, UnsupportedModelError for models that Ignis cannot run, TokenizerError for
@@ -53,14 +51,11 @@ class Checkpoint:
         self.paths = [*shards, *folder.glob("*.json"), *folder.glob("*.model"),
                       *folder.glob("*.jinja")]
         self.alignment = DEFAULT_ALIGNMENT
-        with ExitStack() as stack:
-            stored = open_shards(shards, stack)
-            self.tensors = _tensors(stored, folder, architecture, numbers)
-            values = {"general.architecture": architecture.gguf, "general.type": "model",
-                      "general.name": folder.resolve().name, **numbers.keys}
-            n_vocab = _lower(_Described(folder, values, {t.name: t for t in self.tensors}))
-            values |= read_vocabulary(folder, n_vocab)
-            self._files = stack.pop_all()
+        self.tensors = _tensors(read_shards(shards), folder, architecture, numbers)
+        values = {"general.architecture": architecture.gguf, "general.type": "model",
+                  "general.name": folder.resolve().name, **numbers.keys}
+        n_vocab = _lower(_Described(folder, values, {t.name: t for t in self.tensors}))
+        values |= read_vocabulary(folder, n_vocab)
         self.metadata = {key: pack_value(value) for key, value in values.items()}
         self.facts = ModelFacts(n_layers=numbers.n_layers, tied=numbers.tied,
                                 group=numbers.n_heads // numbers.n_kv_heads)
@@ -68,13 +63,6 @@ class Checkpoint:
     def check(self, file: GGUFFile) -> None:
         """Raise TokenizerError unless the vocabulary of the finished file can be used."""
         Tokenizer.from_gguf(file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self._files.close()
 
 
 def _read_config(folder: Path) -> tuple[HFArchitecture, Hyperparameters]:

@@ -1,14 +1,15 @@
 """The safetensors files of a checkpoint, as one table of tensors that are read by rows.
 
-The `safetensors` package maps the files, checks their headers and copies out the rows asked for;
+The `safetensors` package maps a file, checks its header and copies out the rows asked for;
 `ml_dtypes` lends NumPy the name of bfloat16, which the package needs for it. Both come with
-`pip install 'ignis-llm[convert]'`.
+`pip install 'ignis-llm[convert]'`. Files are opened for each chunk of rows: that takes a fraction
+of a millisecond, and a map that is gone again does not count as memory of this process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,29 +48,31 @@ def _named_by(index: Path) -> list[str]:
     return files
 
 
-def open_shards(paths: list[Path], stack: ExitStack) -> dict[str, Stored]:
-    """All tensors by name; `stack` closes the files.
+def read_shards(paths: list[Path]) -> dict[str, Stored]:
+    """All tensors by name.
 
     Raises ModelFileError for a file that is missing, cut short or no safetensors file, and for a
     tensor that two files hold.
     """
     tensors: dict[str, Stored] = {}
     for path in paths:
-        for stored in _opened(path, stack):
-            if stored.name in tensors:
-                raise ModelFileError(f"tensor '{stored.name}' is in two files", where=path)
-            tensors[stored.name] = stored
+        with _opened(path) as file:
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                if name in tensors:
+                    raise ModelFileError(f"tensor '{name}' is in two files", where=path)
+                view = file.get_slice(name)
+                shape = tuple(int(n) for n in view.get_shape())
+                read = partial(_rows, path, name, shape)
+                tensors[name] = Stored(name, shape, str(view.get_dtype()), read)
     return tensors
 
 
-def _opened(path: Path, stack: ExitStack) -> Iterator[Stored]:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     safe_open, error_type = _package()
     try:
-        file = stack.enter_context(safe_open(path, framework="numpy"))
-        for name in file.keys():  # noqa: SIM118 (not a mapping)
-            view = file.get_slice(name)
-            shape = tuple(int(n) for n in view.get_shape())
-            yield Stored(name, shape, str(view.get_dtype()), partial(_rows, file, name, shape))
+        with safe_open(path, framework="numpy") as file:
+            yield file
     except FileNotFoundError:
         raise ModelFileError("file not found", where=path, hint="fetch the whole checkpoint"
                              ) from None
@@ -78,9 +81,10 @@ def _opened(path: Path, stack: ExitStack) -> Iterator[Stored]:
                              ) from None
 
 
-def _rows(file: Any, name: str, shape: tuple[int, ...], start: int, stop: int) -> Rows:
-    view = file.get_slice(name)
-    rows = view[start:stop] if len(shape) > 1 else view[:][None]
+def _rows(path: Path, name: str, shape: tuple[int, ...], start: int, stop: int) -> Rows:
+    with _opened(path) as file:
+        view = file.get_slice(name)
+        rows = view[start:stop] if len(shape) > 1 else view[:][None]
     return np.ascontiguousarray(rows).view(np.uint8).reshape(stop - start, -1)
 
 
