@@ -83,6 +83,9 @@ def _read(runner: GraphRunner, value: Any, sizes: tuple[int, int]) -> Array:
     if value.type.dtype == "a8":
         q, d, _ = unpack_a8(runner.values[value].bytes, rows, width)
         return dequantize_a8(q, d)
+    if value.type.dtype == "experts":  # the chosen ones stand first
+        chosen = runner.values[value].bytes[: 4 * rows * width].view(np.int32)
+        return chosen.reshape(rows, width).astype(np.float64)
     return runner.values[value].floats(rows, width).astype(np.float64)
 
 
@@ -99,7 +102,7 @@ def _check_op(op: Operation, runner: GraphRunner, step: Evaluation, sizes: tuple
         if not all(np.array_equal(a, b) for a, b in zip(got, (q, d, -128 * s), strict=True)):
             raise MismatchError(f"{op.result}: quantize gives other integers than NUMERICS 1")
         return
-    if op.name in ("rope_store", "attend", "matmul_group"):
+    if op.name in ("rope_store", "attend", "matmul_group", "route"):
         _check_parts(op, runner, step, sizes)
         return
     _compare(op, op.evaluate(step), runner, step, sizes, op.result)
@@ -109,12 +112,17 @@ def _check_parts(
     op: Operation, runner: GraphRunner, step: Evaluation, sizes: tuple[int, int]
 ) -> None:
     """Fused ops by the parts that they stand for."""
-    from ignis.graph.ir.ops import Matmul, MatmulGroup, Rope, RopeStore
+    from ignis.graph.ir.ops import Matmul, MatmulGroup, Rope, RopeStore, Route
 
     if isinstance(op, MatmulGroup):
         for (weight, bias), result in zip(op.members, op.results, strict=True):
             part = Matmul.create({"x": op.x, "weight": weight, "bias": bias}, {}, [result.name])
             _compare(part, part.evaluate(step), runner, step, sizes, result)
+    elif isinstance(op, Route):
+        chosen, gates = op.evaluate(step)
+        if not np.array_equal(_read(runner, op.results[0], sizes), chosen):
+            raise MismatchError(f"{op.results[0]}: route chooses other experts than float64")
+        _compare(op, gates, runner, step, sizes, op.results[1])
     elif isinstance(op, RopeStore):
         known = {spec.name for spec in Rope.attribute_specs}
         attributes = {name: value for name, value in op.attributes.items() if name in known}

@@ -41,6 +41,10 @@ class RandomModel:
     n_kv_heads: int = 2
     head_dim: int = 32
     n_ff: int = 96
+    n_experts: int = 0
+    n_used: int = 2
+    n_ff_expert: int = 64
+    n_ff_shared: int = 96
     n_ctx: int = 1024
     rope_base: float = 10000.0
     rope_dim: int | None = None  # the whole head
@@ -58,11 +62,15 @@ class RandomModel:
 
     @property
     def has_head_norms(self) -> bool:
-        return self.architecture in ("qwen3", "gemma3")
+        return self.architecture in ("qwen3", "qwen3moe", "gemma3")
+
+    @property
+    def has_shared_expert(self) -> bool:
+        return self.architecture == "qwen2moe"
 
     @property
     def has_biases(self) -> bool:
-        return self.architecture == "qwen2" if self.biases is None else self.biases
+        return self.architecture in ("qwen2", "qwen2moe") if self.biases is None else self.biases
 
     def write(self, path: Path) -> Path:
         """Write the model as a GGUF file and return its path."""
@@ -88,6 +96,11 @@ class RandomModel:
             "rope.freq_base": self.rope_base,
             "rope.dimension_count": self.rope_dim or self.head_dim,
         }
+        if self.n_experts:
+            values |= {"expert_count": self.n_experts, "expert_used_count": self.n_used,
+                       "expert_feed_forward_length": self.n_ff_expert}  # fmt: skip
+        if self.has_shared_expert:
+            values["expert_shared_feed_forward_length"] = self.n_ff_shared
         writer.add("general.name", f"random {self.architecture}")
         for key, value in (values | dict(self.keys)).items():
             writer.add(f"{self.architecture}.{key}", value)
@@ -95,12 +108,12 @@ class RandomModel:
     def _add_tensors(self, writer: GGUFWriter, n_vocab: int) -> None:
         rng = np.random.default_rng(self.seed)
 
-        def matrix(name: str, n_rows: int, n_columns: int) -> None:
-            weights = rng.normal(0, 1.5 / np.sqrt(n_columns), (n_rows, n_columns))
+        def matrix(name: str, *shape: int) -> None:
+            weights = rng.normal(0, 1.5 / np.sqrt(shape[-1]), shape)
             chosen = self.formats[int(rng.integers(len(self.formats)))]
             writer.add_tensor(f"{name}.weight", weights.astype(np.float32), chosen)
 
-        def vector(name: str, n: int, mean: float, deviation: float) -> None:
+        def vector(name: str, n: int | tuple[int, ...], mean: float, deviation: float) -> None:
             writer.add_tensor(name, rng.normal(mean, deviation, n).astype(np.float32), "f32")
 
         matrix("token_embd", n_vocab, self.n_embd)
@@ -129,12 +142,13 @@ class RandomModel:
                 if self.has_biases:
                     vector(f"{blk}.{name}.bias", n, 0, 0.5)
         matrix(f"{blk}.attn_output", self.n_embd, n_query)
-        if self.architecture == "phi3":
+        if self.n_experts:
+            self._add_experts(blk, matrix, vector)
+        elif self.architecture == "phi3":
             matrix(f"{blk}.ffn_up", 2 * self.n_ff, self.n_embd)
+            matrix(f"{blk}.ffn_down", self.n_embd, self.n_ff)
         else:
-            matrix(f"{blk}.ffn_gate", self.n_ff, self.n_embd)
-            matrix(f"{blk}.ffn_up", self.n_ff, self.n_embd)
-        matrix(f"{blk}.ffn_down", self.n_embd, self.n_ff)
+            self._add_feed_forward(f"{blk}.ffn", "", (), self.n_ff, matrix)
         names = ["attn_norm", "ffn_norm"]
         if self.is_gemma:
             names += ["post_attention_norm", "post_ffw_norm"]
@@ -143,6 +157,26 @@ class RandomModel:
         if self.has_head_norms:
             for name in ("attn_q_norm", "attn_k_norm"):
                 vector(f"{blk}.{name}.weight", self.head_dim, 1, 0.2)
+
+
+    def _add_experts(
+        self, blk: str, matrix: Callable[..., None], vector: Callable[..., None]
+    ) -> None:
+        # As converters do: what decides about experts stays f32.
+        vector(f"{blk}.ffn_gate_inp.weight", (self.n_experts, self.n_embd), 0, 0.3)
+        n_experts = (self.n_experts,)
+        self._add_feed_forward(f"{blk}.ffn", "_exps", n_experts, self.n_ff_expert, matrix)
+        if self.has_shared_expert:
+            self._add_feed_forward(f"{blk}.ffn", "_shexp", (), self.n_ff_shared, matrix)
+            vector(f"{blk}.ffn_gate_inp_shexp.weight", self.n_embd, 0, 0.3)
+
+    def _add_feed_forward(
+        self, ffn: str, suffix: str, experts: tuple[int, ...], n_ff: int,
+        matrix: Callable[..., None],
+    ) -> None:  # fmt: skip
+        matrix(f"{ffn}_gate{suffix}", *experts, n_ff, self.n_embd)
+        matrix(f"{ffn}_up{suffix}", *experts, n_ff, self.n_embd)
+        matrix(f"{ffn}_down{suffix}", *experts, self.n_embd, n_ff)
 
 
 def write_random_model(path: Path, **options: Any) -> Path:
@@ -178,6 +212,12 @@ KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "linear": {"architecture": "llama", "keys": {
         "rope.scaling.type": "linear", "rope.scaling.factor": 4.0}},
     "yarn": {"architecture": "qwen3", "keys": YARN},
+    "mixtral": {"architecture": "llama", "n_experts": 4},
+    "mixtral-all": {"architecture": "llama", "n_experts": 3, "n_used": 3, "keys": {
+        "expert_weights_norm": False, "expert_weights_scale": 1.7}},
+    "mixtral-one": {"architecture": "llama", "n_experts": 1, "n_used": 1, "n_layers": 1},
+    "qwen2moe": {"architecture": "qwen2moe", "n_experts": 8, "n_used": 3, "n_ff_expert": 32},
+    "qwen3moe": {"architecture": "qwen3moe", "n_experts": 7},
 })  # fmt: skip
 """Options by the kind of model: every architecture, every way to stretch rope."""
 

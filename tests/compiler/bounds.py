@@ -54,6 +54,19 @@ def bound(op: Operation, step: Evaluation, wanted: NDArray[np.float64]) -> Any:
         # A cap on top flattens errors; it adds a few of its own, of at most the cap.
         cap = float(op.attributes.get("softcap", 0.0))  # type: ignore[arg-type]
         return _product_bound(op, step, wanted) + 8 * U * cap
+    if op.name in ("expert_matmul", "expert_sum"):
+        return _expert_bound(op, step, wanted)
+    if op.name == "route":
+        # Powers err by the roundings of logit - maximum, in the exponent, and 2 u of exp; the sum
+        # adds one a term, division and scale one each.
+        logits = step[op.operands[0]]
+        spread = logits.max(axis=1, keepdims=True) - logits.min(axis=1, keepdims=True)
+        return (2 * spread + logits.shape[1] + 10) * U * size + TINY
+    if op.name == "row_gate":
+        # The score errs by D u of its products' sizes; the sigmoid passes on at most as much.
+        x, w = step[op.operand("x")], step[op.operand("weight")]  # type: ignore[index]
+        products = np.abs(x) @ np.abs(w).reshape(-1, 1)
+        return ((x.shape[1] + 2) * products + 8) * U * size + TINY
     assert op.name == "attention", op.name
     return _attention_bound(op, step)
 
@@ -73,6 +86,25 @@ def _product_bound(op: Operation, step: Evaluation, wanted: NDArray[np.float64])
     largest_sum = sizes + more
     allowed = (w.shape[1] + 6) * U * (largest_sum + np.abs(wanted)) + TINY
     return np.where(largest_sum > MOST, np.inf, allowed)
+
+
+def _expert_bound(op: Operation, step: Evaluation, wanted: NDArray[np.float64]) -> Any:
+    """K products and their sums for each slot; a sum of slots adds one fma each."""
+    (weight,) = op.matrices
+    x, w = step[op.operands[0]], step[weight]
+    experts = op.operand("experts")
+    assert experts is not None
+    chosen = step[experts].astype(int)
+    n_tokens, n_used = chosen.shape
+    largest = 3 * np.abs(w).max(axis=2)[chosen]  # [T, J, N]
+    n_values = w.shape[2]
+    if op.name == "expert_matmul":
+        sizes = (np.abs(x).sum(-1)[:, None, None] * largest).reshape(wanted.shape)
+        return (n_values + 6) * U * sizes + TINY
+    gates, residual = (step[op.operand(name)] for name in ("gates", "residual"))  # type: ignore[index]
+    slots = np.abs(x).reshape(n_tokens, n_used, n_values).sum(-1)
+    sizes = (np.abs(gates) * slots)[:, :, None] * largest
+    return (n_values + n_used + 6) * U * (sizes.sum(axis=1) + np.abs(residual)) + TINY
 
 
 def _attention_bound(op: Operation, step: Evaluation) -> Any:

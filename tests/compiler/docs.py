@@ -34,8 +34,9 @@ _INTRODUCTION = """\
 *Made from the op classes by `python -m tests.compiler.docs`; a test compares.*
 
 A graph is a list of operations in SSA form. Activations are `%values` of type `f32[T,D]` or
-`a8[T,D]` (quantized to blocks of 32); T is the number of tokens in the step, R the number of rows
-that need logits, so one graph serves decode, prompts and batches. Weights are `@names` of GGUF
+`a8[T,D]` (quantized to blocks of 32), or the `experts[T,J]` that each token has chosen; T is the
+number of tokens in the step, R the number of rows that need logits, so one graph serves decode,
+prompts and batches. Weights are `@names` of GGUF
 tensors, typed by their format. Optional operands are written with their names, attributes in
 braces:
 

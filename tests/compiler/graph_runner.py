@@ -22,20 +22,26 @@ from ignis.graph.ir.rope import RopeScaling
 from ignis.graph.ir.types import PANELS, align
 from ignis.graph.passes import run_pipeline
 from ignis.graph.passes.plan_memory import Timing, plan_memory
-from ignis.kernels import matmul
 from ignis.kernels.lang import Kernel
-from ignis.kernels.panels import FORMATS
 from ignis.native.cache import ObjectCache
 from ignis.native.host import host_target
 from ignis.native.library import Library
 from ignis.runtime.kv_cache import KVCache
-from ignis.runtime.launches import Argument, Launch, Private, Surroundings, lower
+from ignis.runtime.launches import (
+    Argument,
+    Launch,
+    Private,
+    Surroundings,
+    lower,
+    pack_launch,
+)  # fmt: skip
 from ignis.runtime.memory import Memory
 from ignis.runtime.plan import CompiledPlan
 from ignis.runtime.rope_tables import RopeTable
 from ignis.runtime.schedule import timetable_of, verify_schedule
 from ignis.runtime.step import StepBatch, StepTables
 from ignis.runtime.team import WALKER, ThreadTeam
+from ignis.runtime.weights import packed_tensors, packing_pieces
 from ignis.target import Target
 
 Array = NDArray[Any]
@@ -206,14 +212,11 @@ class GraphRunner:
         rows.bytes[:] = raw
         if value.type.layout != PANELS:
             return rows
-        n_rows, n_values = (int(n) for n in value.type.shape)
-        n_panels = -(-n_rows // 16)
-        panels = Zoned(n_panels * FORMATS[value.type.dtype].panel_nbytes(n_values))
-        args = {"weight": rows.address, "y": panels.address, "n_rows": n_rows,
-                "n_values": n_values}  # fmt: skip
-        kernel = matmul.pack_panels(format=value.type.dtype)
-        launch = Launch(None, kernel, args, n_panels, shared=True)
-        plan = CompiledPlan([launch], cast(Library, self.kernels), self.setting.n_threads)
+        (tensor,) = (t for t in packed_tensors(self.graph) if t.name == value.name)
+        panels = Zoned(tensor.nbytes)
+        pieces = packing_pieces(tensor, 1 << 30)
+        launches = [pack_launch(piece, rows.address, panels.address) for piece in pieces]
+        plan = CompiledPlan(launches, cast(Library, self.kernels), self.setting.n_threads)
         plan.set_counts({"T": 1, "R": 1, "S": 1})
         self.team.run(plan.records)
         panels.check(f"panels of {value}")

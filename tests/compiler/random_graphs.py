@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ignis.gguf import BLOCKS
 from ignis.graph.ir import Builder, Graph, TensorType, Value, verify
+from ignis.graph.ir.ops import MatmulGroup, Route
 from ignis.graph.ir.types import BLOCK_FORMATS, FLOAT_FORMATS
 
 Array = NDArray[Any]
@@ -76,16 +77,19 @@ class _Maker:
         self.weights[name] = numbers.astype(np.float32)
         return self.b.weight(name, TensorType("f32", (n,)), splat)
 
-    def matrix(self, n_outputs: int, n_inputs: int, dtype: str | None = None) -> Value:
+    def matrix(
+        self, n_outputs: int, n_inputs: int, dtype: str | None = None, n_experts: int = 0
+    ) -> Value:
         fit = [f for f in FORMATS if n_inputs % max(BLOCKS[f].block_size, 1) == 0
                and (f in FLOAT_FORMATS or n_inputs % 32 == 0)]
         if dtype is not None:
             fit = [f for f in fit if (f in BLOCK_FORMATS) == (dtype in BLOCK_FORMATS)]
         format = self.pick(fit)
         name = f"w{len(self.weights)}"
-        numbers = self.rng.normal(0, 1 / np.sqrt(n_inputs), (n_outputs, n_inputs))
+        shape = (n_experts, n_outputs, n_inputs) if n_experts else (n_outputs, n_inputs)
+        numbers = self.rng.normal(0, 1 / np.sqrt(n_inputs), shape)
         self.weights[name] = numbers.astype(np.float32)
-        return self.b.weight(name, TensorType(format, (n_outputs, n_inputs)))
+        return self.b.weight(name, TensorType(format, shape))
 
     def project(self, width: int) -> Value:
         """A value of that width, by a matmul if there is none."""
@@ -104,7 +108,7 @@ class _Maker:
         kind = self.pick((
             "normalize", "scale", "rmsnorm", "silu", "gelu", "add", "mul", "swiglu", "geglu",
             "scale_by", "columns", "matmul", "matmul", "group", "quantized", "rope", "attention",
-            "roped", "stored", "logits", "block", "again",
+            "roped", "stored", "logits", "block", "again", "experts", "row_gate",
         ))  # fmt: skip
         getattr(self, f"_{kind}")()
 
@@ -180,8 +184,6 @@ class _Maker:
         biases = {f"bias{i}": self.vector(int(w.type.shape[0]), "bias")
                   for i, w in enumerate(weights) if self.rng.random() < 0.4}
         named = {f"weight{i}": w for i, w in enumerate(weights)}
-        from ignis.graph.ir.ops import MatmulGroup
-
         self.values += self.b.emit(MatmulGroup, x=x, **named, **biases).results
 
     def _quantized(self) -> None:
@@ -253,6 +255,30 @@ class _Maker:
         unit = self.pick((self.b.silu, self.b.gelu))
         down = self.b.matmul(self.b.mul(unit(gate), up), self.matrix(width, hidden))
         self.keep(self.b.add(x, down))
+
+    def _experts(self) -> None:
+        """A mixture of experts, sometimes without a hidden layer."""
+        x = self.value(rows=None)
+        rows, width = x.type.shape
+        n_experts = self.pick((1, 2, 5, 17))
+        n_used = int(self.rng.integers(1, min(n_experts, 4) + 1))
+        scores = self.keep(self.b.matmul(x, self.matrix(n_experts, width)))
+        scale = self.pick(({}, {"scale": 1.5}))
+        experts, gates = self.b.emit(
+            Route, scores, n_used=n_used, among=self.pick(("all", "chosen")), **scale).results
+        hidden = self.pick(self.widths)
+        up = self.b.expert_matmul(x, experts, self.matrix(hidden, width, n_experts=n_experts))
+        residual = self.value(rows=rows)
+        out = int(residual.type.shape[1])
+        down = self.matrix(out, hidden, n_experts=n_experts)
+        self.values += [gates, self.keep(up)]
+        self.keep(self.b.expert_sum(self.b.silu(up), experts, gates, down, residual))
+
+    def _row_gate(self) -> None:
+        x = self.value(rows=None)
+        branch = self.value(rows=x.type.shape[0])
+        weight = self.vector(int(x.type.shape[1]), "gain")
+        self.keep(self.b.row_gate(branch, x, weight))
 
     def _again(self) -> None:
         """What an op of one operand computes already."""

@@ -49,7 +49,7 @@ def decoder_tensors(c: ModelConfig, dtype: str = "q8_0") -> dict[str, FakeTensor
     if not c.tied_output:
         tensors["output.weight"] = tensor(c.n_vocab, c.n_embd, dtype=dtype)
     for i in range(c.n_layers):
-        matrices = {
+        matrices: dict[str, tuple[int, ...]] = {
             "attn_q": (n_query, c.n_embd),
             "attn_k": (n_key, c.n_embd),
             "attn_v": (n_key, c.n_embd),
@@ -65,18 +65,36 @@ def decoder_tensors(c: ModelConfig, dtype: str = "q8_0") -> dict[str, FakeTensor
                 "attn_qkv": (n_query + 2 * n_key, c.n_embd),
                 "ffn_up": (2 * c.n_ff, c.n_embd),
             }
+        if c.experts is not None:
+            matrices = {n: s for n, s in matrices.items() if not n.startswith("ffn")}
+            matrices |= expert_matrices(c)
+            if c.experts.n_ff_shared is not None:
+                tensors[f"blk.{i}.ffn_gate_inp_shexp.weight"] = tensor(c.n_embd)
         for name, shape in matrices.items():
             tensors[f"blk.{i}.{name}.weight"] = tensor(*shape, dtype=dtype)
-            if c.architecture == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+            if c.architecture in ("qwen2", "qwen2moe") and name in ("attn_q", "attn_k", "attn_v"):
                 tensors[f"blk.{i}.{name}.bias"] = tensor(shape[0])
         norms = dict.fromkeys(("attn_norm", "ffn_norm"), c.n_embd)
         if c.architecture.startswith("gemma"):
             norms |= dict.fromkeys(("post_attention_norm", "post_ffw_norm"), c.n_embd)
-        if c.architecture in ("qwen3", "gemma3"):
+        if c.architecture in ("qwen3", "qwen3moe", "gemma3"):
             norms |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), c.head_dim)
         for name, width in norms.items():
             tensors[f"blk.{i}.{name}.weight"] = tensor(width)
     return tensors
+
+
+def expert_matrices(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The matrices of a layer's router, experts and shared expert."""
+    assert c.experts is not None and c.experts.n_ff is not None
+    found: dict[str, tuple[int, ...]] = {"ffn_gate_inp": (c.experts.n_experts, c.n_embd)}
+    for suffix, first, n_ff in (
+        ("_exps", (c.experts.n_experts,), c.experts.n_ff), ("_shexp", (), c.experts.n_ff_shared)
+    ):  # fmt: skip
+        if n_ff is not None:
+            found |= {f"ffn_{name}{suffix}": (*first, n_ff, c.n_embd) for name in ("gate", "up")}
+            found[f"ffn_down{suffix}"] = (*first, c.n_embd, n_ff)
+    return found
 
 
 def qwen2_graph() -> Graph:

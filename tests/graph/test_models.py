@@ -13,12 +13,15 @@ from ignis.errors import ModelFileError, UnsupportedModelError
 from ignis.graph.ir import parse_graph, print_graph, verify
 from ignis.graph.ir.rope import RopeScaling
 from ignis.graph.models import ARCHITECTURES, ModelConfig, build_graph
+from ignis.graph.models.experts import Experts
 from tests.graph.qwen_shape import QWEN2_05B, decoder_tensors, tensor
 
 TINY = replace(
     QWEN2_05B, n_layers=1, n_embd=64, n_heads=2, n_kv_heads=1, head_dim=32, n_ff=96, n_vocab=300,
     rope_dim=32, source="tiny.gguf",
 )  # fmt: skip
+
+SOME_EXPERTS = Experts(n_experts=4, n_used=2)
 
 METADATA: dict[str, object] = {
     "general.architecture": "qwen2",
@@ -188,6 +191,102 @@ def test_mistral_and_granite_keys() -> None:
         _other("granite", rope__scaling__finetuned=False)
 
 
+def _moe_file(architecture: str, **changes: object) -> Any:
+    """A file of that architecture with experts."""
+    named = {"expert_count": 4, "expert_used_count": 2} | changes
+    plain = _file(**named).metadata
+    metadata = {key.replace("qwen2", architecture): value for key, value in plain.items()}
+    metadata["general.architecture"] = architecture
+    return SimpleNamespace(path="tiny.gguf", metadata=metadata, tensors=decoder_tensors(TINY))
+
+
+def _with_experts(architecture: str) -> ModelConfig:
+    """The tiny model with four experts, two of which are used."""
+    config = replace(TINY, architecture=architecture, experts=replace(SOME_EXPERTS, n_ff=32))
+    return ARCHITECTURES[architecture].complete(config)
+
+
+def test_experts_of_a_file() -> None:
+    """What files leave unsaid depends on the architecture; what they say goes before."""
+    def experts(architecture: str, **changes: object) -> Experts:
+        found = ModelConfig.from_gguf(_moe_file(architecture, **changes)).experts
+        assert found is not None
+        return found
+
+    plain = replace(SOME_EXPERTS, n_ff=48)
+    assert experts("llama") == replace(plain, n_ff=96, normalized=True)
+    assert experts("qwen3moe") == replace(plain, normalized=True)
+    assert experts("qwen2moe") == replace(plain, normalized=False, n_ff_shared=96)
+    said = {"expert_weights_norm": True, "expert_weights_scale": 2.5,
+            "expert_feed_forward_length": 32, "expert_gating_func": 1}  # fmt: skip
+    wanted = replace(plain, n_ff=32, normalized=True, scale=2.5)
+    assert experts("qwen3moe", **said) == wanted
+    said |= {"expert_shared_feed_forward_length": 64, "expert_shared_count": 1}
+    assert experts("qwen2moe", **said) == replace(wanted, n_ff_shared=64)
+    assert experts("qwen3moe", feed_forward_length=None, expert_feed_forward_length=32).n_ff == 32
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value", "message"),
+    [
+        ("llama", "expert_used_count", 5, "got 5, wanted at most expert_count 4"),
+        ("llama", "expert_used_count", None, "expert_used_count: got nothing"),
+        ("llama", "expert_used_count", 0, "expert_used_count: got 0"),
+        ("llama", "expert_weights_norm", 2.0, "expert_weights_norm: got 2.0, wanted true or false"),
+        ("qwen2moe", "expert_weights_scale", -1.0, "expert_weights_scale: got -1.0"),
+        ("qwen2moe", "expert_count", 0, "expert_count: got no experts"),
+        ("qwen3moe", "expert_count", None, "expert_count: got no experts"),
+        ("llama", "expert_gating_func", 2, "unsupported llama.expert_gating_func: got 2, wanted 1"),
+        ("qwen3moe", "expert_group_count", 8, "unsupported qwen3moe.expert_group_count: got 8"),
+        ("qwen3moe", "expert_shared_count", 1, "unsupported qwen3moe.expert_shared_count: got 1"),
+        ("qwen2moe", "leading_dense_block_count", 1, "leading_dense_block_count: got 1"),
+        ("llama", "expert_shared_feed_forward_length", 64, "expert_shared_feed_forward_length"),
+    ],
+)
+def test_bad_experts_are_refused(
+    architecture: str, key: str, value: object, message: str
+) -> None:
+    with pytest.raises(ModelFileError, match=message) as caught:
+        ModelConfig.from_gguf(_moe_file(architecture, **{key: value}))
+    assert str(caught.value).startswith("tiny.gguf: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2moe", "qwen3moe"])
+def test_every_tensor_of_experts_is_needed_in_its_shape(architecture: str) -> None:
+    config = _with_experts(architecture)
+    tensors = decoder_tensors(config)
+    build_graph(config, tensors)
+    names = [name for name in tensors if ".ffn_" in name and "norm" not in name]
+    assert len(names) == (8 if architecture == "qwen2moe" else 4)
+    for name in names:
+        shape = tensors[name].shape
+        for wrong in ((*shape[:-1], shape[-1] + 32), (shape[0] + 1, *shape[1:])):
+            bad = tensors | {name: tensor(*wrong)}
+            with pytest.raises(ModelFileError, match=f"{name} has the wrong shape: got"):
+                build_graph(config, bad)
+        del (missing := dict(tensors))[name]
+        with pytest.raises(ModelFileError, match=f"tiny.gguf: tensor {name} is missing: wanted"):
+            build_graph(config, missing)
+
+
+def test_experts_of_old_files_are_refused_by_name() -> None:
+    """The first Mixtral files keep each expert apart."""
+    config = _with_experts("llama")
+    tensors = {
+        name.replace("_exps", f".{e}"): tensor(*t.shape[1:]) if "_exps" in name else t
+        for name, t in decoder_tensors(config).items() for e in range(4)
+    }  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match=r"tensor blk\.0\.ffn_gate\.0\.weight holds a"):
+        build_graph(config, tensors)
+
+
+def test_the_gate_of_a_shared_expert_may_be_a_matrix_of_one_row() -> None:
+    config = _with_experts("qwen2moe")
+    name = "blk.0.ffn_gate_inp_shexp.weight"
+    graph = build_graph(config, decoder_tensors(config) | {name: tensor(1, 64)})
+    assert graph.weights[name].type.shape == (1, 64)
+
+
 def test_phi3_takes_the_factors_of_its_context() -> None:
     """Short contexts the short ones, longer contexts the long ones; both must be there."""
     file = {"rope__scaling__type": "longrope", "rope__scaling__original_context_length": 4096,
@@ -266,9 +365,13 @@ def test_frequency_factors_reach_every_rope() -> None:
 def test_graphs_verify_and_round_trip(architecture: str) -> None:
     style = ARCHITECTURES[architecture].rope_style
     config = replace(TINY, architecture=architecture, rope_style=style)
+    if architecture.endswith("moe"):
+        config = replace(_with_experts(architecture), rope_style=style)
     graph = build_graph(config, decoder_tensors(config))
     verify(graph)
     assert parse_graph(print_graph(graph)) == graph
     # Beside llama's: norms of heads, norms behind branches; parts of two matmuls for five matmuls.
-    more = {"qwen3": 4, "gemma2": 4, "gemma3": 8, "phi3": 2}
+    # With experts: router and route more, and the sum is an op with the residual; a shared expert
+    # takes its own five, the gate of its row and a sum.
+    more = {"qwen3": 4, "gemma2": 4, "gemma3": 8, "phi3": 2, "qwen3moe": 4 + 1, "qwen2moe": 1 + 7}
     assert len(graph.operations) == 18 + 3 + more.get(architecture, 0)

@@ -138,6 +138,28 @@ def _plain_forward(o: RandomModel, file: GGUFFile, ids: list[int]) -> Array:
             y = gate / (1 + np.exp(-gate)) * up
         return y
 
+    def swiglu(x: Array, names: str, at: Any = slice(None)) -> Array:
+        gate, up = (x @ w(names.format(name))[at].T for name in ("gate", "up"))
+        y: Array = (gate / (1 + np.exp(-gate)) * up) @ w(names.format("down"))[at].T
+        return y
+
+    def mixture(x: Array, blk: str) -> Array:
+        """Token by token, expert by expert."""
+        scores = x @ w(f"{blk}.ffn_gate_inp.weight").T
+        p = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        y = np.zeros_like(x)
+        for t, row in enumerate(x):
+            best = np.argsort(-p[t])[: o.n_used]
+            norm = o.keys.get("expert_weights_norm", o.architecture != "qwen2moe")
+            total = p[t, best].sum() if norm else 1.0
+            for e in best:
+                weight = p[t, e] / total * key("expert_weights_scale", 1)
+                y[t] += weight * swiglu(row, f"{blk}.ffn_{{}}_exps.weight", e)
+        if o.has_shared_expert:
+            gate = 1 / (1 + np.exp(-x @ w(f"{blk}.ffn_gate_inp_shexp.weight")))
+            y += gate[:, None] * swiglu(x, f"{blk}.ffn_{{}}_shexp.weight")
+        return y
+
     def behind(branch: Array, name: str) -> Array:
         return norm(branch, name) if o.is_gemma else branch * key("residual_scale", 1)
 
@@ -158,7 +180,12 @@ def _plain_forward(o: RandomModel, file: GGUFFile, ids: list[int]) -> Array:
         attended = np.einsum("hts,shc->thc", weights / weights.sum(-1, keepdims=True), v)
         branch = linear(attended.reshape(len(ids), -1), f"{blk}.attn_output")
         x = x + behind(branch, f"{blk}.post_attention_norm")
-        branch = linear(gated(norm(x, f"{blk}.ffn_norm"), blk), f"{blk}.ffn_down")
+        normed = norm(x, f"{blk}.ffn_norm")
+        branch = (
+            mixture(normed, blk)
+            if o.n_experts
+            else linear(gated(normed, blk), f"{blk}.ffn_down")
+        )
         x = x + behind(branch, f"{blk}.post_ffw_norm")
     output = "token_embd.weight" if o.tied else "output.weight"
     logits = norm(x, "output_norm") @ w(output).T / key("logit_scale", 1)
@@ -198,11 +225,16 @@ def test_token_by_token_equals_the_whole_prompt(model: tuple[RandomModel, GGUFFi
 
 
 def test_rounding_activations_costs_little(model: tuple[RandomModel, GGUFFile]) -> None:
-    """A8 off by a factor or a block would be far away, not a percent."""
-    _, file = model
+    """A8 off by a factor or a block would be far away, not a percent.
+
+    Where a router chooses another expert for it, that is far away too: then most tokens count.
+    """
+    options, file = model
     graph, _ = run_pipeline(build_graph(ModelConfig.from_gguf(file), file.tensors))
     exact, rounded = _logits(graph, file), _logits(graph, file, exact=False)
-    assert np.abs(rounded - exact).max() < 0.1 * exact.std() * 5
+    differences = np.abs(rounded - exact).max(axis=1)
+    difference = np.median(differences) if options.n_experts else differences.max()
+    assert difference < 0.1 * exact.std() * 5
     assert ("quantize" in graph.kinds) == (not np.array_equal(rounded, exact))
 
 

@@ -70,7 +70,7 @@ def test_windows_over_segments(window: int, tmp_path: Path, objects: Path) -> No
 
 
 @pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize("kind", ["gemma2", "gemma3", "phi3"])
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3", "phi3", "qwen2moe"])
 def test_feature_levels(kind: str, level: str, tmp_path: Path, objects: Path) -> None:
     """Code for older processors computes the same bits."""
     path = write_random_model(tmp_path / "m.gguf", formats=("f16", "q8_0"), **KINDS[kind])

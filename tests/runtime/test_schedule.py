@@ -12,12 +12,14 @@ import pytest
 
 from ignis.errors import GraphError
 from ignis.graph.ir import TensorType, Value
-from ignis.inspect import StepPlan, inspect_graph
+from ignis.graph.models import build_graph
+from ignis.graph.models.experts import Experts
+from ignis.inspect import Compilation, StepPlan, inspect_graph
 from ignis.kernels.elementwise import silu
 from ignis.runtime import schedule
 from ignis.runtime.launches import Launch
 from ignis.runtime.schedule import RULES, Timetable, verify_schedule
-from tests.graph.qwen_shape import QWEN2_05B, qwen2_graph
+from tests.graph.qwen_shape import QWEN2_05B, decoder_tensors, qwen2_graph
 
 A, B, C = (Value(name, TensorType("f32", ("T", 64))) for name in "abc")
 
@@ -94,3 +96,29 @@ def test_plans_are_at_the_bound() -> None:
     assert len(compilation.graph.operations) == 315
     decode = compilation.plan(1, 1).memory
     assert (decode.nbytes, decode.private_nbytes) == (41.5 * 1024, 26.125 * 1024)
+
+
+@pytest.fixture(scope="module")
+def experts() -> Compilation:
+    """Qwen1.5-MoE-A2.7B's layer: a router, four of 60 experts, and a shared one."""
+    config = replace(
+        QWEN2_05B, architecture="qwen2moe", n_layers=3, n_embd=2048, n_heads=16, n_kv_heads=16,
+        head_dim=128, rope_dim=128, n_ff=5632,
+        experts=Experts(n_experts=60, n_used=4, n_ff=1408, n_ff_shared=5632, normalized=False),
+    )  # fmt: skip
+    graph = build_graph(config, decoder_tensors(config))
+    return inspect_graph(config, graph, "q8_0", check=True)
+
+
+def test_a_layer_of_experts_takes_six_steps(experts: Compilation) -> None:
+    """One more than without: the router is waited for. The shared expert costs no barrier."""
+    assert experts.plan(1, 1).timetable.n_steps == 6 * 3 + 1
+
+
+def test_memory_of_experts_is_at_the_bound(experts: Compilation) -> None:
+    """Rows of the chosen experts only."""
+    for n_tokens, n_logits in ((1, 1), (16, 8), (512, 1)):
+        memory = experts.plan(n_tokens, n_logits).memory
+        assert memory.gap_bytes == 0
+        rows = 4 * n_tokens * (1408 * 2 * 4 + 1408 // 32 * 48)  # gate, up, and gated in A8
+        assert memory.nbytes <= rows + n_tokens * (2 * 2048 * 4 + 5632 * 2 * 4 + 4096) + 4096

@@ -80,3 +80,19 @@ def test_least_times_add_up_kinds_of_arithmetic():
                 kv_nbytes=10**9)
     assert work.arithmetic_seconds(ceilings) == pytest.approx(1.5)
     assert work.bandwidth_seconds(ceilings) == pytest.approx(1.0)
+
+
+def test_a_token_reads_the_experts_that_it_uses(graphs):
+    """Two of seven for one token, all of them for many; the shared one always."""
+    moe = RandomModel(architecture="qwen2moe", n_experts=7, n_layers=1, tied=False)
+    naive, optimised, tensors = graphs(moe)
+    matrices = [t for name, t in tensors.items()
+                if len(t.shape) > 1 and name != "token_embd.weight"]
+    experts = sum(t.nbytes for t in matrices if len(t.shape) == 3)
+    # The shared expert's gate is a vector in the file, and read as one.
+    others = sum(t.nbytes for t in matrices if len(t.shape) == 2)
+    for graph in (naive, optimised):
+        assert step_work(graph, StepSize(1)).weight_nbytes == others + experts * 2 // 7
+        assert step_work(graph, StepSize(4)).weight_nbytes == others + experts
+    more = step_work(naive, StepSize(5)).int8_macs - step_work(naive, StepSize(4)).int8_macs
+    assert more == 64 * (128 + 64 + 64) + 128 * 64 + 3 * 64 * (96 + 2 * 64)

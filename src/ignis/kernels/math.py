@@ -59,6 +59,11 @@ def silu(k: Builder, x: Value) -> Value:
     return k.select(x < -_F32_MAX, -0.0, quotient)
 
 
+def sigmoid(k: Builder, x: Value) -> Value:
+    """1 / (1 + exp(-x))."""
+    return 1.0 / (exp(k, -x) + 1.0)
+
+
 def tanh(k: Builder, x: Value) -> Value:
     """The hyperbolic tangent within two units in the last place; +0 for either zero."""
     size = k.absolute(x)

@@ -15,7 +15,7 @@ finished sum in that order. `residual` may be `y` itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,22 +38,10 @@ def matmul_rows(
 ) -> None:  # fmt: skip
     """y[n] = sum of weight[n] * x, for one token."""
     fmt = FORMATS[format]
-    n_groups = fmt.n_groups(n_values)
     for panel in k.range(begin, end):
-        rows = _rows(k, fmt, weight, panel, n_rows, n_groups)
-        acc = k.var(k.const(LANES, 0.0))
-        ahead = _next_panel(fmt, weight, panel, n_groups)
-        for g in k.range(n_groups):
-            here = rows.at(g * fmt.group_nbytes)
-            header = FileHeader(fmt.scheme.fields, here)
-            for b in range(fmt.group_blocks):
-                _prefetch(k, fmt, ahead, g, b)
-                block = x.at((g * fmt.group_blocks + b) * a8.BLOCK_NBYTES)
-                terms = fmt.scheme.terms(k, header, b, fmt.offset)
-                products = RowProducts(k, fmt, here, b, block)
-                acc.set(terms.add(k, acc.get(), products, block))
-        scratch.store(acc.get())
-        _finish(k, scratch, panel, k.const(i64, 1), y, bias, residual, n_rows)
+        one = k.const(i64, 1)
+        scratch.store(row_sums(k, fmt, weight, panel, n_rows, n_values, x, one))
+        _finish(k, scratch, panel, one, y, bias, residual, n_rows)
 
 
 @kernel(
@@ -66,10 +54,8 @@ def matmul_mapped(
     """y[t, n] for all tokens, 512 at most; scratch holds a panel's sums and the panel."""
     fmt = FORMATS[format]
     for panel in k.range(begin, end):
-        n_groups = fmt.n_groups(n_values)
-        rows = _rows(k, fmt, weight, panel, n_rows, n_groups)
         packed = scratch.at(SUMS_NBYTES)
-        _pack(k, fmt, rows, _next_panel(fmt, weight, panel, n_groups), packed, n_groups)
+        pack_panel(k, fmt, weight, panel, n_rows, n_values, packed)
         _panel(k, fmt, packed, panel, n_rows, n_values, scratch, **rest)
 
 
@@ -82,9 +68,8 @@ def matmul_packed(
 ) -> None:  # fmt: skip
     """The same on panels packed beforehand."""
     fmt = FORMATS[format]
-    panel_nbytes = fmt.n_groups(n_values) * fmt.panel_group_nbytes
     for panel in k.range(begin, end):
-        packed = weight.at(panel * panel_nbytes)
+        packed = weight.at(panel * panel_nbytes(fmt, n_values))
         _panel(k, fmt, packed, panel, n_rows, n_values, scratch, **rest)
 
 
@@ -95,16 +80,40 @@ def pack_panels(
 ) -> None:  # fmt: skip
     """Rows of the file -> panels; rows past the last repeat it."""
     fmt = FORMATS[format]
-    n_groups = fmt.n_groups(n_values)
     for panel in k.range(begin, end):
-        rows = _rows(k, fmt, weight, panel, n_rows, n_groups)
-        out = y.at(panel * (n_groups * fmt.panel_group_nbytes))
-        _pack(k, fmt, rows, _next_panel(fmt, weight, panel, n_groups), out, n_groups)
+        out = y.at(panel * panel_nbytes(fmt, n_values))
+        pack_panel(k, fmt, weight, panel, n_rows, n_values, out)
 
 
 def scratch_nbytes(format: str, n_values: int) -> int:
     """Scratch of `matmul_mapped`; the other kernels take `SUMS_NBYTES`."""
     return SUMS_NBYTES + FORMATS[format].panel_nbytes(n_values)
+
+
+def panel_nbytes(fmt: PanelFormat, n_values: Value) -> Value:
+    """The size of a panel of rows of `n_values`."""
+    return fmt.n_groups(n_values) * fmt.panel_group_nbytes
+
+
+def row_sums(
+    k: Builder, fmt: PanelFormat, weight: Value, panel: Value, n_rows: Value, n_values: Value,
+    x: Value, n_tokens: Value,
+) -> Value:  # fmt: skip
+    """The sums of 16 rows as they lie by the token at `x`, one of `n_tokens`; f32x16."""
+    n_groups = fmt.n_groups(n_values)
+    rows = _rows(k, fmt, weight, panel, n_rows, n_groups)
+    acc = k.var(k.const(LANES, 0.0))
+    ahead = _next_panel(fmt, weight, panel, n_groups)
+    for g in k.range(n_groups):
+        here = rows.at(g * fmt.group_nbytes)
+        header = FileHeader(fmt.scheme.fields, here)
+        for b in range(fmt.group_blocks):
+            _prefetch(k, fmt, ahead, g, b)
+            block = x.at((g * fmt.group_blocks + b) * (n_tokens * a8.BLOCK_NBYTES))
+            terms = fmt.scheme.terms(k, header, b, fmt.offset)
+            products = RowProducts(k, fmt, here, b, block)
+            acc.set(terms.add(k, acc.get(), products, block))
+    return acc.get()
 
 
 def _rows(
@@ -136,9 +145,14 @@ def _prefetch(k: Builder, fmt: PanelFormat, ahead: Value, g: Value, b: int) -> N
         k.prefetch(here.at(line * _LINE), level=2)
 
 
-def _pack(
-    k: Builder, fmt: PanelFormat, rows: PanelRows, ahead: Value, out: Value, n_groups: Value
-) -> None:
+def pack_panel(
+    k: Builder, fmt: PanelFormat, weight: Value, panel: Value, n_rows: Value, n_values: Value,
+    out: Value,
+) -> None:  # fmt: skip
+    """16 rows as they lie -> a panel at `out`; rows past the last repeat it."""
+    n_groups = fmt.n_groups(n_values)
+    rows = _rows(k, fmt, weight, panel, n_rows, n_groups)
+    ahead = _next_panel(fmt, weight, panel, n_groups)
     for g in k.range(n_groups):
         for b in range(fmt.group_blocks):
             _prefetch(k, fmt, ahead, g, b)
@@ -151,41 +165,54 @@ def _panel(
     scratch: Value, *, x: Value, y: Value, bias: Value, residual: Value, n_tokens: Value,
 ) -> None:  # fmt: skip
     """One panel times all tokens."""
-    n_groups = fmt.n_groups(n_values)
-    for _ in k.when(n_tokens == 1):
-        total = k.var(k.const(LANES, 0.0))
-        for weights, block in _blocks(k, fmt, packed, x, n_groups, n_tokens):
-            total.set(weights.add(k, total.get(), block))
-        scratch.store(total.get())
-    for _ in k.when(n_tokens > 1):
-        _sums(k, fmt, packed, x, n_groups, n_tokens, scratch)
+    panel_sums(
+        k, fmt, packed, x, n_values, n_tokens, scratch, n_tokens, lambda t: t * a8.BLOCK_NBYTES
+    )
     _finish(k, scratch, panel, n_tokens, y, bias, residual, n_rows)
+
+
+def panel_sums(
+    k: Builder, fmt: PanelFormat, packed: Value, x: Value, n_values: Value, n_tokens: Value,
+    sums: Value, count: Value, place: Callable[[Value], Value],
+) -> None:  # fmt: skip
+    """The sums of 16 rows by `count` of the `n_tokens` tokens of x, f32 [count][16] at `sums`.
+
+    The i-th of them has its blocks `place(i)` bytes behind those of x.
+    """
+    n_groups = fmt.n_groups(n_values)
+    for _ in k.when(count == 1):
+        total, first = k.var(k.const(LANES, 0.0)), place(k.const(i64, 0))
+        for weights, block in _blocks(k, fmt, packed, x, n_groups, n_tokens):
+            total.set(weights.add(k, total.get(), block.at(first)))
+        sums.store(total.get())
+    for _ in k.when(count > 1):
+        _sums(k, fmt, packed, x, n_groups, n_tokens, sums, count, place)
 
 
 def _sums(
     k: Builder, fmt: PanelFormat, packed: Value, x: Value, n_groups: Value, n_tokens: Value,
-    sums: Value,
+    sums: Value, count: Value, place: Callable[[Value], Value],
 ) -> None:  # fmt: skip
-    """The sums of 16 rows by all tokens, f32 [T][16] at `sums`.
+    """`panel_sums` of several tokens.
 
     A block of weights is unpacked into registers once and meets every token, whose sums wait in
     the cache: loads and stores have ports of their own, so they cost nothing beside the products,
     and any number of tokens runs at the same speed.
     """
-    for t in k.range(n_tokens):
+    for t in k.range(count):
         sums.at(t * LANES.nbytes).store(k.const(LANES, 0.0))
     for block_weights, blocks in _blocks(k, fmt, packed, x, n_groups, n_tokens):
         weights = block_weights.for_many(k)
 
         def add(t: Value, weights: _BlockWeights = weights, blocks: Value = blocks) -> None:
-            place = sums.at(t * LANES.nbytes)
-            place.store(weights.add(k, place.load(LANES), blocks.at(t * a8.BLOCK_NBYTES)))
+            total = sums.at(t * LANES.nbytes)
+            total.store(weights.add(k, total.load(LANES), blocks.at(place(t))))
 
-        whole = n_tokens // _UNROLL * _UNROLL
+        whole = count // _UNROLL * _UNROLL
         for t in k.range(0, whole, _UNROLL):
             for i in range(_UNROLL):
                 add(t + i)
-        for t in k.range(whole, n_tokens):
+        for t in k.range(whole, count):
             add(t)
 
 

@@ -6,7 +6,7 @@ Lanes are k modulo 16: an output has 16 accumulators, fma with k ascending, then
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ignis.kernels.lang import Builder, Type, Value, f16, f32, i16, i32, i64, kernel, ptr
 
@@ -16,7 +16,7 @@ TILE_TOKENS = (6, 4, 2, 1)
 LANES = f32.x(16)
 _AHEAD_NBYTES = 2048  # past the next tile's start, whose first bytes are needed at once
 
-_STORAGE: dict[str, Type] = {"f32": f32, "f16": f16, "bf16": i16}
+STORAGE: dict[str, Type] = {"f32": f32, "f16": f16, "bf16": i16}
 
 
 @kernel(
@@ -33,20 +33,37 @@ def matmul_float(
     A unit of work is `unit_rows` rows (a multiple of 4). `rows` (i32) names the row of x of each
     token. `bias` and `residual` may be null; `residual` may be `y`.
     """
+
+    def token(t: Value) -> Value:
+        return x.at(rows.at(t * 4).load(i32).to(i64) * n_values * 4)
+
+    def store(t: Value, row: Value, sums: Sequence[Value]) -> None:
+        _store(k, sums, row, t * n_rows, y, bias, residual, n_rows)
+
+    stop = k.minimum(end * unit_rows, n_rows)
+    for_tiles(k, weight, (begin * unit_rows, stop), n_rows, n_values, format, scratch, n_tokens,
+              token, store)  # fmt: skip
+
+
+def for_tiles(
+    k: Builder, weight: Value, span: tuple[Value, Value], n_rows: Value, n_values: Value,
+    format: str, scratch: Value, n_tokens: Value, token: Callable[[Value], Value],
+    store: Callable[[Value, Value, Sequence[Value]], None],
+) -> None:  # fmt: skip
+    """Walk the rows of `span` in tiles of 4 rows by up to 6 tokens.
+
+    `token(t)` is where the values of token t lie; `store(t, row, sums)` takes its four sums from
+    `row` on, of which those past the last row mean nothing.
+    """
     t = k.var(k.const(i64, 0))
     for width in TILE_TOKENS:
         for _ in k.loop(lambda width=width: t.get() + width <= n_tokens):  # type: ignore[misc]
             first = t.get()
-            tokens = [
-                x.at(rows.at((first + i) * 4).load(i32).to(i64) * n_values * 4)
-                for i in range(width)
-            ]
-            stop = k.minimum(end * unit_rows, n_rows)
-            for row in k.range(begin * unit_rows, stop, ROWS):
+            tokens = [token(first + i) for i in range(width)]
+            for row in k.range(*span, ROWS):
                 sums = _tile(k, weight, row, n_rows, tokens, n_values, format, scratch)
                 for i in range(width):
-                    out = (first + i) * n_rows
-                    _store(k, sums[i], row, out, y, bias, residual, n_rows)
+                    store(first + i, row, sums[i])
             t.set(first + width)
 
 
@@ -55,7 +72,7 @@ def _tile(
     n_values: Value, format: str, scratch: Value,
 ) -> list[list[Value]]:  # fmt: skip
     """The finished sums [token][row] of a register tile; rows past the last repeat it."""
-    storage = _STORAGE[format]
+    storage = STORAGE[format]
     item_nbytes = storage.nbytes
     last = n_rows - 1
     starts = [
@@ -112,7 +129,7 @@ def _tail(
     k: Builder, start: Value, first: Value, stop: Value, format: str, scratch: Value
 ) -> Value:
     """The last n_values mod 16 values, zeros behind them."""
-    storage = _STORAGE[format]
+    storage = STORAGE[format]
     scratch.store(k.const(LANES, 0.0))
     for i in k.range(first, stop):
         value = _widen(k, start.at(i * storage.nbytes).load(storage), format)

@@ -18,13 +18,9 @@ from ignis.errors import UsageError
 from ignis.gguf import GGUFFile
 from ignis.graph.ir import Graph, Operation, Value
 from ignis.graph.ir.rope import RopeScaling
-from ignis.graph.ir.types import PANELS
 from ignis.graph.models import ModelConfig
 from ignis.graph.passes.plan_memory import MemoryPlan, plan_memory
-from ignis.kernels import matmul
-from ignis.kernels.copy import UNIT_NBYTES, copy_bytes
 from ignis.kernels.lang import Kernel
-from ignis.kernels.rows import ROWS
 from ignis.native.cache import ObjectCache
 from ignis.native.library import Library
 from ignis.runtime.kv_cache import KVCache
@@ -35,6 +31,7 @@ from ignis.runtime.launches import (
     Surroundings,
     embedding_launch,
     lower,
+    pack_launch,
 )  # fmt: skip
 from ignis.runtime.memory import Memory, thread_stride
 from ignis.runtime.plan import ONE_ROW, CompiledPlan
@@ -292,18 +289,8 @@ class NativeEngine:
             self.weights.release_mapped(piece)
 
     def _packing(self, piece: PackingPiece) -> Launch:
-        tensor = piece.tensor
-        source = self._file.address(tensor.name) + piece.offset_bytes
-        target = self.weights.addresses[tensor.name] + piece.packed_offset_bytes
-        args: dict[str, Argument]
-        if tensor.layout != PANELS:
-            args = {"x": source, "y": target, "n_bytes": piece.nbytes}
-            n_units = -(-piece.nbytes // UNIT_NBYTES)
-            return Launch(None, copy_bytes(), args, n_units, shared=True)
-        args = {"weight": source, "y": target, "n_rows": piece.n_rows,
-                "n_values": tensor.n_values}  # fmt: skip
-        kernel = matmul.pack_panels(format=tensor.format)
-        return Launch(None, kernel, args, -(-piece.n_rows // ROWS), shared=True)
+        name = piece.tensor.name
+        return pack_launch(piece, self._file.address(name), self.weights.addresses[name])
 
 
 class ImperativeEngine(NativeEngine):

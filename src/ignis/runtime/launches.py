@@ -7,8 +7,7 @@ step are the names of counts (`T`, `R`, `S`); all else is final.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from ignis.errors import GraphError
 from ignis.gguf import BLOCKS
@@ -24,81 +23,33 @@ from ignis.kernels import (
     norm,
     panels,
 )
+from ignis.kernels.copy import UNIT_NBYTES, copy_bytes
 from ignis.kernels.embed import embed
 from ignis.kernels.lang import Kernel
 from ignis.kernels.quantize import quantize
 from ignis.kernels.rope import rope
 from ignis.kernels.rope_store import rope_store, rope_store_scratch_nbytes
 from ignis.kernels.rows import ROWS
-from ignis.runtime.kv_cache import KVCache
-from ignis.runtime.step import StepTables
+from ignis.runtime import expert_launches
+from ignis.runtime.launch import (
+    Argument,
+    Launch,
+    Private,
+    Surroundings,
+    count_of,
+    grain_of,
+    launch_of,
+    number_of,
+    rows_of,
+    unit_rows,
+)
+from ignis.runtime.weights import PackingPiece
 
-
-@dataclass(frozen=True, slots=True)
-class Private:
-    """An address in the memory that each thread has for itself: an offset in bytes."""
-
-    offset: int
-
-
-Argument = int | float | str | Private | None
+__all__ = [
+    "Argument", "Launch", "Private", "Surroundings", "embedding_launch", "lower", "pack_launch",
+]  # fmt: skip
 
 _MAX_GROUP = 8  # query heads that share each load of a key
-_DECODE_UNIT_ROWS = 8  # of float weights for one token: small, for chunks to be cut from
-_GRAIN_NBYTES = 65536  # of weights that a thread reads in one go for one token
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One kernel over `units` units of work, times the count `per` where there is one.
-
-    `gate` names a count without which there is nothing to do. `shared` work is handed out in
-    chunks as threads ask for it; other work, small and even, is divided beforehand.
-    """
-
-    op: Operation | None
-    kernel: Kernel
-    args: Mapping[str, Argument]
-    units: int
-    reads: frozenset[Hashable] = frozenset()  # values, and the KV cache of a layer
-    writes: frozenset[Hashable] = frozenset()
-    per: str | None = None
-    gate: str | None = None
-    shared: bool = False
-    scratch_nbytes: int = 0
-    grain: int = 0  # of work that streams weights: units of a chunk long enough to prefetch
-    stage: int = 0  # of the op: which of its stages the launch belongs to
-    part: Operation | None = None  # of a group of matmuls: the one that this launch computes
-
-    @property
-    def computes(self) -> Operation | None:
-        """The op, or the part of it, that this launch computes."""
-        return self.part or self.op
-
-    @property
-    def by_row(self) -> bool:
-        """Whether a unit is one row (a token), computed from the same row of its operands."""
-        return self.units == 1 and self.per is not None and not self.shared
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Where everything that ops touch lies, for steps of up to `n_tokens` and `n_logits`."""
-
-    n_tokens: int
-    n_logits: int
-    address: Callable[[Value], Argument]
-    weights: Mapping[str, int]  # addresses
-    tables: StepTables
-    cache: KVCache
-    rope_table: Callable[[Operation], int]
-
-    def operand(self, op: Operation, name: str) -> Argument:
-        """The address of an operand, or None for an optional one that is absent."""
-        value = op.operand(name)
-        if value is None:
-            return None
-        return self.weights[value.name] if value.is_weight else self.address(value)
 
 
 def embedding_launch(weight: int, format: str, x: Value, at: Surroundings) -> Launch:
@@ -108,6 +59,19 @@ def embedding_launch(weight: int, format: str, x: Value, at: Surroundings) -> La
         "n_embd": int(x.type.shape[1]),
     }  # fmt: skip
     return Launch(None, embed(format=format), args, units=1, per="T", writes=frozenset({x}))
+
+
+def pack_launch(piece: PackingPiece, source: int, target: int) -> Launch:
+    """Some rows of the tensor at the address `source` -> its packed form at `target`."""
+    tensor = piece.tensor
+    source, target = source + piece.offset_bytes, target + piece.packed_offset_bytes
+    args: dict[str, Argument]
+    if tensor.layout != PANELS:
+        args = {"x": source, "y": target, "n_bytes": piece.nbytes}
+        return Launch(None, copy_bytes(), args, -(-piece.nbytes // UNIT_NBYTES), shared=True)
+    args = {"weight": source, "y": target, "n_rows": piece.n_rows, "n_values": tensor.n_values}
+    kernel = matmul.pack_panels(format=tensor.format)
+    return Launch(None, kernel, args, -(-piece.n_rows // ROWS), shared=True)
 
 
 def lower(op: Operation, at: Surroundings) -> list[Launch]:
@@ -122,29 +86,17 @@ def _width(op: Operation) -> int:
     return int(op.result.type.shape[1])
 
 
-def _rows(op: Operation) -> str:
-    """Whether the op's results have a row a token, "T", or a row of logits, "R"."""
-    return str(op.results[0].type.shape[0])
-
-
 def _by_token(
     op: Operation, at: Surroundings, kernel: Kernel, operands: tuple[str, ...], **args: Argument
 ) -> list[Launch]:
     """A kernel whose unit is a token and whose operands keep their names."""
     words: dict[str, Argument] = {name: at.operand(op, name) for name in operands}
     words |= {"y": at.address(op.result), "n": _width(op)} | args
-    return [_launch(op, kernel, words, units=1, per=_rows(op))]
-
-
-def _launch(op: Operation, kernel: Kernel, args: Mapping[str, Argument], units: int,
-            **more: Any) -> Launch:  # fmt: skip
-    """A launch that reads the op's activations and writes its result."""
-    reads = frozenset(value for value in op.operands if not value.is_weight)
-    return Launch(op, kernel, args, units, reads=reads, writes=frozenset({op.result}), **more)
+    return [launch_of(op, kernel, words, units=1, per=rows_of(op))]
 
 
 def _normalize(op: Operation, at: Surroundings) -> list[Launch]:
-    return _by_token(op, at, norm.normalize(), ("x",), **_groups(op), eps=_number(op, "eps"))
+    return _by_token(op, at, norm.normalize(), ("x",), **_groups(op), eps=number_of(op, "eps"))
 
 
 def _scale(op: Operation, at: Surroundings) -> list[Launch]:
@@ -153,7 +105,7 @@ def _scale(op: Operation, at: Surroundings) -> list[Launch]:
 
 def _rmsnorm(op: Operation, at: Surroundings) -> list[Launch]:
     return _by_token(
-        op, at, norm.rmsnorm(), ("x", "gain"), **_groups(op), eps=_number(op, "eps")
+        op, at, norm.rmsnorm(), ("x", "gain"), **_groups(op), eps=number_of(op, "eps")
     )
 
 
@@ -196,26 +148,26 @@ def _geglu(op: Operation, at: Surroundings) -> list[Launch]:
 
 
 def _scale_by(op: Operation, at: Surroundings) -> list[Launch]:
-    return _by_token(op, at, elementwise.scale_by(), ("x",), factor=_number(op, "factor"))
+    return _by_token(op, at, elementwise.scale_by(), ("x",), factor=number_of(op, "factor"))
 
 
 def _columns(op: Operation, at: Surroundings) -> list[Launch]:
     (x,) = op.operands
-    return _by_token(op, at, elementwise.columns(), ("x",), first=_count(op, "first"),
+    return _by_token(op, at, elementwise.columns(), ("x",), first=count_of(op, "first"),
                      width=int(x.type.shape[1]))  # fmt: skip
 
 
 def _quantize(op: Operation, at: Surroundings) -> list[Launch]:
     args: dict[str, Argument] = {
         "x": at.operand(op, "x"), "y": at.address(op.result), "rows": _selection(op, at),
-        "n": _width(op), "n_rows": _rows(op),
+        "n": _width(op), "n_rows": rows_of(op),
     }  # fmt: skip
-    return [_launch(op, quantize(), args, units=1, per=_rows(op))]
+    return [launch_of(op, quantize(), args, units=1, per=rows_of(op))]
 
 
 def _attention(op: Operation, at: Surroundings) -> list[Launch]:
-    store = attention.kv_store(head_dim=_count(op, "head_dim"), kv_type="f16")
-    args = _pages(op, at, _count(op, "n_kv_heads"))
+    store = attention.kv_store(head_dim=count_of(op, "head_dim"), kv_type="f16")
+    args = _pages(op, at, count_of(op, "n_kv_heads"))
     args |= {"k": at.operand(op, "k"), "v": at.operand(op, "v")}
     stored = Launch(op, store, args, units=1, per="T", writes=_cached(op),
                     reads=frozenset(_operands(op, "k", "v")))  # fmt: skip
@@ -223,8 +175,8 @@ def _attention(op: Operation, at: Surroundings) -> list[Launch]:
 
 
 def _rope_store(op: Operation, at: Surroundings) -> list[Launch]:
-    head_dim = _count(op, "head_dim")
-    kernel = rope_store(head_dim=head_dim, n_rot=_count(op, "n_rot"),
+    head_dim = count_of(op, "head_dim")
+    kernel = rope_store(head_dim=head_dim, n_rot=count_of(op, "n_rot"),
                         style=op.attributes["style"])  # fmt: skip
     (k,) = _operands(op, "k")
     args = _pages(op, at, int(k.type.shape[1]) // head_dim)
@@ -237,12 +189,12 @@ def _rope_store(op: Operation, at: Surroundings) -> list[Launch]:
 
 
 def _attend(op: Operation, at: Surroundings) -> list[Launch]:
-    n_heads, head_dim = _count(op, "n_heads"), _count(op, "head_dim")
-    shared_heads = n_heads // _count(op, "n_kv_heads")
+    n_heads, head_dim = count_of(op, "n_heads"), count_of(op, "head_dim")
+    shared_heads = n_heads // count_of(op, "n_kv_heads")
     group = max(g for g in range(1, _MAX_GROUP + 1) if shared_heads % g == 0)
-    args = _pages(op, at, _count(op, "n_kv_heads"))
+    args = _pages(op, at, count_of(op, "n_kv_heads"))
     args |= {"q": at.operand(op, "q"), "y": at.address(op.result), "n_heads": n_heads,
-             "scale": _number(op, "scale")}  # fmt: skip
+             "scale": number_of(op, "scale")}  # fmt: skip
     limits = {n: op.attributes[n] for n in ("window", "softcap") if n in op.attributes}
     per = "T"
     if at.n_tokens == 1:  # cut at segments, so that a long context keeps every thread busy
@@ -262,7 +214,7 @@ def _attend(op: Operation, at: Surroundings) -> list[Launch]:
 def _pages(op: Operation, at: Surroundings, n_kv_heads: int) -> dict[str, Argument]:
     """Where the KV cache of the op's layer and the step's tokens lie."""
     return {
-        "base": at.cache.base(_count(op, "layer")), "positions": at.tables.address("positions"),
+        "base": at.cache.base(count_of(op, "layer")), "positions": at.tables.address("positions"),
         "slots": at.tables.address("slots"), "pages": at.cache.table_address,
         "pages_per_slot": at.cache.pages_per_slot, "n_pages": at.cache.n_pages,
         "n_kv_heads": n_kv_heads,
@@ -299,7 +251,8 @@ def _logits(op: Operation, at: Surroundings) -> list[Launch]:
         n = _width(op)
         n_chunks = -(-n // elementwise.CHUNK)
         args: dict[str, Argument] = {
-            "x": at.address(op.result), "n": n, "n_chunks": n_chunks, "cap": _number(op, "softcap")
+            "x": at.address(op.result), "n": n, "n_chunks": n_chunks,
+            "cap": number_of(op, "softcap"),
         }  # fmt: skip
         both = frozenset({op.result})
         launches.append(Launch(op, elementwise.softcap(), args, n_chunks, both, both, per="R",
@@ -309,7 +262,7 @@ def _logits(op: Operation, at: Surroundings) -> list[Launch]:
 
 def _product(op: Operation, at: Surroundings) -> Launch:
     """A matmul, or the logits of selected rows."""
-    rows = _rows(op)
+    rows = rows_of(op)
     weight = op.operand("weight")
     assert weight is not None
     n_rows, n_values = (int(n) for n in weight.type.shape)
@@ -320,14 +273,15 @@ def _product(op: Operation, at: Surroundings) -> Launch:
         "residual": at.operand(op, "residual") if op.name == "matmul" else None,
     }  # fmt: skip
     format = weight.type.dtype
-    single = (at.n_tokens if rows == "T" else at.n_logits) == 1
+    single = at.is_single(rows)
     if format not in BLOCK_FORMATS:
-        unit_rows = _DECODE_UNIT_ROWS if single else matmul_float.UNIT_ROWS
-        args |= {"rows": _selection(op, at), "n_tokens": rows, "unit_rows": unit_rows}
+        n_unit_rows = unit_rows(single)
+        args |= {"rows": _selection(op, at), "n_tokens": rows, "unit_rows": n_unit_rows}
         row_nbytes = BLOCKS[format].row_nbytes(n_values)
-        return _launch(op, matmul_float.matmul_float(format=format), args, -(-n_rows // unit_rows),
-                       gate=rows, shared=True, scratch_nbytes=64,
-                       grain=_grain(unit_rows * row_nbytes) if single else 0)  # fmt: skip
+        kernel = matmul_float.matmul_float(format=format)
+        return launch_of(op, kernel, args, -(-n_rows // n_unit_rows), gate=rows, shared=True,
+                         scratch_nbytes=64,
+                         grain=grain_of(n_unit_rows * row_nbytes) if single else 0)  # fmt: skip
     packed = weight.type.layout == PANELS
     if single and not packed:
         kernel = matmul.matmul_rows(format=format)
@@ -335,30 +289,17 @@ def _product(op: Operation, at: Surroundings) -> Launch:
         family = matmul.matmul_packed if packed else matmul.matmul_mapped
         kernel = family(format=format)
         args |= {"n_tokens": rows}
-    grain = _grain(panels.FORMATS[format].panel_nbytes(n_values)) if single else 0
+    grain = grain_of(panels.FORMATS[format].panel_nbytes(n_values)) if single else 0
     scratch = matmul.SUMS_NBYTES if packed else matmul.scratch_nbytes(format, n_values)
-    return _launch(op, kernel, args, -(-n_rows // ROWS), gate=rows, shared=True,
-                   scratch_nbytes=scratch, grain=grain)  # fmt: skip
-
-
-def _grain(unit_nbytes: int) -> int:
-    """Units of a chunk that is long enough for the processor's prefetching to pay."""
-    return max(1, _GRAIN_NBYTES // unit_nbytes)
+    return launch_of(op, kernel, args, -(-n_rows // ROWS), gate=rows, shared=True,
+                     scratch_nbytes=scratch, grain=grain)  # fmt: skip
 
 
 def _selection(op: Operation, at: Surroundings) -> int:
     """The table that names the row of the op's x that each row of its result reads."""
     (x,) = _operands(op, "x")
-    selects = _rows(op) == "R" and x.type.shape[0] == "T"
+    selects = rows_of(op) == "R" and x.type.shape[0] == "T"
     return at.tables.address("logit_rows" if selects else "rows")
-
-
-def _count(op: Operation, name: str) -> int:
-    return int(op.attributes[name])  # type: ignore[arg-type]
-
-
-def _number(op: Operation, name: str) -> float:
-    return float(op.attributes[name])  # type: ignore[arg-type]
 
 
 _LOWERINGS: Mapping[str, Callable[[Operation, Surroundings], list[Launch]]] = {
@@ -367,4 +308,6 @@ _LOWERINGS: Mapping[str, Callable[[Operation, Surroundings], list[Launch]]] = {
     "attention": _attention, "rope_store": _rope_store, "attend": _attend,
     "matmul": _matmul, "matmul_group": _matmul_group, "logits": _logits,
     "gelu": _gelu, "geglu": _geglu, "scale_by": _scale_by, "columns": _columns,
+    "route": expert_launches.route, "expert_matmul": expert_launches.expert_matmul,
+    "expert_sum": expert_launches.expert_sum, "row_gate": expert_launches.row_gate,
 }  # fmt: skip

@@ -67,8 +67,8 @@ def verify_schedule(
         S1   every launch has its step; steps begin at 0 and rise by one
         S2   what a launch reads is given or was written by a launch before it
         S3   what a launch reads was written in an earlier step, or by its own thread
-        S4   no two launches of a step write the same value
-        S5   only work by row is repeated by every thread
+        S4   no two launches of a step write the same value, but each thread its own
+        S5   only work by row, or of one thread, is repeated by every thread
     """
     for rule, check in RULES.items():
         try:
@@ -117,7 +117,7 @@ def writes_are_single(launches: Sequence[Launch], plan: Timetable, given: Given)
     """S4."""
     for c, p in _pairs_of_a_step(plan):
         twice = sorted(map(str, launches[p].writes & launches[c].writes))
-        if twice:
+        if twice and not (plan.repeated[p] and plan.repeated[c]):
             raise GraphError("two launches of a step write the same value",
                              where=f"launches {p} and {c}", got=twice[0])  # fmt: skip
 
@@ -125,7 +125,7 @@ def writes_are_single(launches: Sequence[Launch], plan: Timetable, given: Given)
 def repeated_work_is_by_row(launches: Sequence[Launch], plan: Timetable, given: Given) -> None:
     """S5."""
     for index, launch in enumerate(launches):
-        if plan.repeated[index] and not launch.by_row:
+        if plan.repeated[index] and not (launch.by_row or launch.is_whole):
             raise GraphError("work that is divided among threads is repeated by all",
                              where=_where(index, launch), wanted="work by row")  # fmt: skip
 

@@ -27,11 +27,15 @@ LAYOUTS = ("auto", "mapped", "packed")
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A matrix to pack; `nbytes` is what it takes when packed."""
+    """A matrix to pack, or those of all experts; `nbytes` is what they take when packed.
+
+    `n_rows` are those of one expert, or of all there is.
+    """
 
     name: str
     format: str
     layout: str  # "panels" or "rows"
+    n_experts: int
     n_rows: int
     n_values: int
     nbytes: int
@@ -39,9 +43,10 @@ class PackedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PackingPiece:
-    """Some rows of a tensor to pack: whole panels of it, `nbytes` in the file."""
+    """Some rows of one expert of a tensor to pack: whole panels, `nbytes` in the file."""
 
     tensor: PackedTensor
+    expert: int
     first_row: int
     n_rows: int
     nbytes: int
@@ -49,7 +54,8 @@ class PackingPiece:
     @property
     def offset_bytes(self) -> int:
         """Where the rows lie in the file's tensor."""
-        return self.first_row * BLOCKS[self.tensor.format].row_nbytes(self.tensor.n_values)
+        row = self.expert * self.tensor.n_rows + self.first_row
+        return row * BLOCKS[self.tensor.format].row_nbytes(self.tensor.n_values)
 
     @property
     def packed_offset_bytes(self) -> int:
@@ -57,16 +63,18 @@ class PackingPiece:
         if self.tensor.layout != PANELS:
             return self.offset_bytes
         panel_nbytes = FORMATS[self.tensor.format].panel_nbytes(self.tensor.n_values)
-        return self.first_row // ROWS * panel_nbytes
+        before = self.expert * (self.tensor.nbytes // self.tensor.n_experts)
+        return before + self.first_row // ROWS * panel_nbytes
 
 
 def packing_pieces(tensor: PackedTensor, limit_nbytes: int) -> Iterator[PackingPiece]:
     """Cut a tensor into pieces of at most `limit_nbytes` of the file, or of one panel."""
     row_nbytes = BLOCKS[tensor.format].row_nbytes(tensor.n_values)
     most = max(limit_nbytes // row_nbytes // ROWS, 1) * ROWS
-    for first in range(0, tensor.n_rows, most):
-        n_rows = min(most, tensor.n_rows - first)
-        yield PackingPiece(tensor, first, n_rows, n_rows * row_nbytes)
+    for expert in range(tensor.n_experts):
+        for first in range(0, tensor.n_rows, most):
+            n_rows = min(most, tensor.n_rows - first)
+            yield PackingPiece(tensor, expert, first, n_rows, n_rows * row_nbytes)
 
 
 def packed_tensors(graph: Graph) -> list[PackedTensor]:
@@ -76,12 +84,15 @@ def packed_tensors(graph: Graph) -> list[PackedTensor]:
         format, layout = weight.type.dtype, weight.type.layout
         if layout == MAPPED:
             continue
-        n_rows, n_values = (int(n) for n in weight.type.shape)
+        *experts, n_rows, n_values = weight.type.sizes(0, 0)
+        n_experts = experts[0] if experts else 1
         if layout == PANELS:
             nbytes = -(-n_rows // ROWS) * FORMATS[format].panel_nbytes(n_values)
         else:
             nbytes = n_rows * BLOCKS[format].row_nbytes(n_values)
-        found.append(PackedTensor(weight.name, format, layout, n_rows, n_values, nbytes))
+        found.append(PackedTensor(
+            weight.name, format, layout, n_experts, n_rows, n_values, n_experts * nbytes
+        ))  # fmt: skip
     return found
 
 

@@ -1,9 +1,10 @@
 """How much work a step is: multiply-adds and bytes, counted from the graph.
 
 What is counted is what any implementation must do: each weight read once a step, as many bytes as
-it has in the file; keys and values of all positions read once; a multiply-add for each weight and
-row, and two for each query element and each key it sees. Norms, rope and the like are not counted:
-their time is overhead. Divided by the machine's ceilings this gives the least time a step can take.
+it has in the file, and of experts as many as the tokens can have chosen; keys and values of all
+positions read once; a multiply-add for each weight and row, and two for each query element and
+each key it sees. Norms, rope and the like are not counted: their time is overhead. Divided by the
+machine's ceilings this gives the least time a step can take.
 """
 
 from __future__ import annotations
@@ -84,14 +85,22 @@ def operation_work(op: Operation, size: StepSize) -> Work:
     rows = size.n_logits if op.results[0].type.shape[0] == "R" else size.n_tokens
     total = Work()
     for weight in op.matrices if rows else ():
-        n_outputs, n_inputs = weight.type.sizes(0, 0)
-        macs = rows * n_outputs * n_inputs
-        nbytes = n_outputs * BLOCKS[weight.type.dtype].row_nbytes(n_inputs)
+        *experts, n_outputs, n_inputs = weight.type.sizes(0, 0)
+        n_used = _experts_of_a_row(op) if experts else 1
+        macs = rows * n_used * n_outputs * n_inputs
+        n_read = min(rows * n_used, experts[0]) if experts else 1
+        nbytes = n_read * n_outputs * BLOCKS[weight.type.dtype].row_nbytes(n_inputs)
         if weight.type.dtype in BLOCK_FORMATS:
             total += Work(int8_macs=macs, weight_nbytes=nbytes)
         else:
             total += Work(f32_macs=macs, weight_nbytes=nbytes)
     return total
+
+
+def _experts_of_a_row(op: Operation) -> int:
+    experts = op.operand("experts")
+    assert experts is not None
+    return int(experts.type.shape[1])
 
 
 def _attention_work(op: Operation, size: StepSize) -> Work:

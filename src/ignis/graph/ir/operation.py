@@ -258,8 +258,8 @@ class Operation:
 
     @property
     def matrices(self) -> tuple[Value, ...]:
-        """The weight matrices that the op multiplies by."""
-        return tuple(v for v in self.operands if v.is_weight and len(v.type.shape) == 2)
+        """The weight matrices that the op multiplies by; those of all experts are one value."""
+        return tuple(v for v in self.operands if v.is_weight and len(v.type.shape) >= 2)
 
     @property
     def result(self) -> Value:

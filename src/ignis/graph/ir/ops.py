@@ -1,4 +1,4 @@
-"""Every op of the IR, each declared once: here, in `attention` and in `pointwise`.
+"""Every op of the IR, each declared once: here, in `attention`, `experts` and `pointwise`.
 
 Axes: T tokens, R rows with logits, D width, N output width, V vocabulary.
 """
@@ -15,6 +15,7 @@ from ignis.graph.ir.a8 import dequantize_a8, quantize_a8
 from ignis.graph.ir.attention import Attend, Attention, Rope, RopeStore
 from ignis.graph.ir.checks import expect, matrix
 from ignis.graph.ir.evaluation import Array, Evaluation
+from ignis.graph.ir.experts import ExpertMatmul, ExpertSum, Route, RowGate
 from ignis.graph.ir.operation import (
     Operand,
     Operation,
@@ -40,9 +41,9 @@ from ignis.graph.ir.schedule import CHUNKS, Stage
 from ignis.graph.ir.types import A8_BLOCK, BLOCK_FORMATS, WEIGHT_FORMATS, Dim, TensorType
 
 __all__ = [
-    "OPS", "Add", "Attend", "Attention", "Columns", "Geglu", "Gelu", "Logits", "Matmul",
-    "MatmulGroup", "Mul", "Normalize", "Quantize", "Rmsnorm", "Rope", "RopeStore", "Scale",
-    "ScaleBy", "Silu", "Swiglu",
+    "OPS", "PRODUCTS", "Add", "Attend", "Attention", "Columns", "ExpertMatmul", "ExpertSum",
+    "Geglu", "Gelu", "Logits", "Matmul", "MatmulGroup", "Mul", "Normalize", "Quantize", "Rmsnorm",
+    "Rope", "RopeStore", "Route", "RowGate", "Scale", "ScaleBy", "Silu", "Swiglu",
 ]  # fmt: skip
 
 
@@ -250,6 +251,9 @@ class Logits(Operation):
         return capped(x @ step[self.weight].T, self.softcap)
 
 
+PRODUCTS = (Matmul, MatmulGroup, ExpertMatmul, ExpertSum, Logits)
+"""Ops that multiply x by matrices: block-quantized ones read it quantized, float ones as it is."""
+
 OPS: Mapping[str, type[Operation]] = MappingProxyType(
     {
         op.name: op
@@ -271,6 +275,10 @@ OPS: Mapping[str, type[Operation]] = MappingProxyType(
             Geglu,
             ScaleBy,
             Columns,
+            Route,
+            ExpertMatmul,
+            ExpertSum,
+            RowGate,
             Quantize,
             Logits,
         )

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 ROWS = "rows"
 CHUNKS = "chunks"
+WHOLE = "whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Stage:
     rows     a row of the result is one thread's, made from the same row of what is read: little
              work, divided evenly, or repeated by every thread where there is one row only
     chunks   pieces of any kind, handed out as threads ask for them
+    whole    little work on all rows at once: one thread's; for a single row every thread repeats it
 
     `reads` and `writes` are values, and the state that ops with an effect share. `axis` is what the
     rows are of: tokens, "T", or rows of logits, "R".

@@ -2,6 +2,7 @@
 
     f32[T,896]         activations; T is the number of tokens in the step, R the rows with logits
     a8[T,896]          activations quantized to blocks of 32 (NUMERICS 1)
+    experts[T,8]       the experts that each token has chosen, ascending, and who has which token
     q8_0[4864,896]     weights, typed by their GGUF format; rows first, then the contiguous k axis
     q8_0[4864,896] panels    the same, packed when the model loads: here into panels of 16 rows
 
@@ -44,7 +45,7 @@ MAPPED, PANELS, ROWS = LAYOUTS = ("mapped", "panels", "rows")
 """Where a weight lies: in the mapped file, or packed in memory, in panels of 16 rows or as rows."""
 
 WEIGHT_FORMATS = FLOAT_FORMATS + BLOCK_FORMATS
-ACTIVATION_DTYPES = ("f32", "a8")
+ACTIVATION_DTYPES = ("f32", "a8", "experts")
 
 _TYPE = re.compile(r"([a-z][a-z0-9_]*)\[([^\]]*)\](?: (\w+))?")
 
@@ -100,6 +101,8 @@ class TensorType:
         sizes = self.sizes(n_tokens, n_logits)
         if self.dtype == "a8":
             return a8_nbytes(*sizes)
+        if self.dtype == "experts":
+            return experts_nbytes(*sizes)
         if self.dtype not in FLOAT_FORMATS:
             raise GraphError("only activations have a size in the arena", got=self)
         count = 4 if self.dtype == "f32" else 2
@@ -111,6 +114,11 @@ class TensorType:
 def a8_nbytes(n_tokens: int, width: int) -> int:
     """Bytes of `n_tokens` rows of `width` quantized activations: a whole number of blocks."""
     return n_tokens * (width // A8_BLOCK) * A8_BLOCK_NBYTES
+
+
+def experts_nbytes(n_tokens: int, n_used: int) -> int:
+    """Bytes of `n_tokens` rows of `n_used` chosen experts, as `kernels.routing` draws them."""
+    return align(20 * n_tokens * n_used + 8)
 
 
 def align(nbytes: int, to: int = ALIGNMENT) -> int:

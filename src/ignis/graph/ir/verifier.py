@@ -13,7 +13,7 @@
     V11  a KV cache is read only behind the op that writes it
     V12  inputs are one row a token: f32[T,D]
     V13  only matrices are packed: block-quantized ones in panels, others as rows
-    V14  a schedule has an entry for each stage, repeats only rows, and ends with a barrier
+    V14  a schedule has an entry for each stage, repeats no chunks, and ends with a barrier
 
 A result that nobody reads is not an error: removing it is the job of a pass, dead_code, which
 may be switched off.
@@ -28,7 +28,7 @@ from ignis.errors import GraphError
 from ignis.graph.ir import schedule as schedules
 from ignis.graph.ir.graph import Graph
 from ignis.graph.ir.operation import Operation, Value
-from ignis.graph.ir.ops import Attend, Attention, Logits, Matmul, MatmulGroup, RopeStore
+from ignis.graph.ir.ops import PRODUCTS, Attend, Attention, RopeStore
 from ignis.graph.ir.types import BLOCK_FORMATS, MAPPED, PANELS, ROWS
 
 
@@ -158,7 +158,7 @@ def results_are_activations(graph: Graph) -> None:
 def quantized_where_needed(graph: Graph) -> None:
     """V10."""
     for position, op in enumerate(graph.operations):
-        if not isinstance(op, Matmul | MatmulGroup | Logits):
+        if not isinstance(op, PRODUCTS):
             continue
         for weight in op.matrices:
             wanted = "a8" if weight.type.dtype in BLOCK_FORMATS else "f32"
@@ -219,7 +219,7 @@ def schedule_fits(graph: Graph) -> None:
             raise GraphError("the schedule does not fit the graph", got=f"{len(entries)} stages",
                              wanted=len(graph.stages))  # fmt: skip
     for stage, repeated in zip(graph.stages, schedule.repeated, strict=True):
-        if repeated and stage.share != schedules.ROWS:
+        if repeated and stage.share == schedules.CHUNKS:
             raise GraphError("work that threads share in chunks is repeated by each",
                              where=", ".join(map(str, stage.writes)), wanted="work by row")
     if not (schedule.meet_one[-1] and schedule.meet_many[-1]):

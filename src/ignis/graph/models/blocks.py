@@ -53,10 +53,21 @@ def attention(m: Lowering, i: int, q: Value, k: Value, v: Value) -> Value:
     )
 
 
-def feed_forward(m: Lowering, i: int, x: Value, *, activation: str = "silu") -> Value:
-    """The gated block on the normalized stream: `activation` is "silu" or "gelu"."""
-    c, blk = m.config, f"blk.{i}"
-    gate = m.linear(x, f"{blk}.ffn_gate", c.n_ff)
-    up = m.linear(x, f"{blk}.ffn_up", c.n_ff)
+def feed_forward(
+    m: Lowering,
+    i: int,
+    x: Value,
+    *,
+    activation: str = "silu",
+    n_ff: int | None = None,
+    suffix: str = "",
+) -> Value:
+    """The gated block on the normalized stream: `activation` is "silu" or "gelu".
+
+    `n_ff` is its hidden width, if not the model's; `suffix` ends the names of its tensors.
+    """
+    blk, n_ff = f"blk.{i}", n_ff or m.config.n_ff
+    gate = m.linear(x, f"{blk}.ffn_gate{suffix}", n_ff)
+    up = m.linear(x, f"{blk}.ffn_up{suffix}", n_ff)
     gated = m.b.gelu(gate) if activation == "gelu" else m.b.silu(gate)
-    return m.linear(m.b.mul(gated, up), f"{blk}.ffn_down", c.n_embd)
+    return m.linear(m.b.mul(gated, up), f"{blk}.ffn_down{suffix}", m.config.n_embd)

@@ -14,6 +14,7 @@ import numpy as np
 from ignis.errors import ModelFileError, UnsupportedModelError
 from ignis.graph.ir.rope import UNSCALED, RopeScaling
 from ignis.graph.models.architecture import Architecture
+from ignis.graph.models.experts import Experts
 from ignis.graph.models.lowering import Tensor
 from ignis.graph.models.registry import find_architecture
 
@@ -30,8 +31,20 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "attn_logit_softcapping": (0,),
         "embedding_scale": (0, 1),
         "expert_count": (0,),
+        "expert_gating_func": (1,),
+        "expert_group_count": (0, 1),
+        "expert_group_scale": (0, 1),
+        "expert_group_used_count": (0, 1),
+        "expert_shared_count": (0,),
+        "expert_shared_feed_forward_length": (0,),
+        "expert_weights_norm": (False,),
+        "expert_weights_scale": (0, 1),
+        "experts_per_group": (0, 1),
         "final_logit_softcapping": (0,),
+        "interleave_moe_layer_step": (0, 1),
+        "leading_dense_block_count": (0,),
         "logit_scale": (0, 1),
+        "moe_every_n_layers": (0, 1),
         "residual_scale": (0, 1),
         "rope.freq_base_swa": (0,),
         "rope.scaling.yarn_attn_factor": (0, 1),
@@ -90,6 +103,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    experts: Experts | None = None
     source: str = field(default="model", compare=False)
     """The file, for errors."""
 
@@ -142,6 +156,7 @@ class ModelConfig:
         window = read.optional_count("attention.sliding_window")
         if window is not None and window >= n_ctx_train:
             window = None
+        experts = _experts(read)
         config = cls(
             architecture=name,
             n_layers=n_layers,
@@ -149,7 +164,7 @@ class ModelConfig:
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
-            n_ff=read.count("feed_forward_length"),
+            n_ff=read.count("feed_forward_length", experts.n_ff if experts else None),
             n_vocab=_vocabulary_size(file, source),
             n_ctx_train=n_ctx_train,
             norm_eps=read.positive("attention.layer_norm_rms_epsilon"),
@@ -170,6 +185,7 @@ class ModelConfig:
             residual_scale=read.optional_positive("residual_scale") or 1.0,
             # Files name the divisor of logits.
             logit_scale=1.0 / (read.optional_positive("logit_scale") or 1.0),
+            experts=experts,
             source=source,
         )
         return architecture.complete(config)
@@ -210,6 +226,12 @@ class _Reader:
         """A number above zero; None where there is none, or 0."""
         value = self._get(key, 0)
         return None if isinstance(value, int | float) and value == 0 else self.positive(key)
+
+    def optional_flag(self, key: str) -> bool | None:
+        value = self._get(key, None)
+        if not isinstance(value, bool | None):
+            raise self.bad(key, "true or false")
+        return value
 
     def choice(self, key: str, default: str, choices: tuple[str, ...]) -> str:
         value = self._get(key, default)
@@ -264,6 +286,24 @@ class _Reader:
             return "nothing"
         shown = isinstance(value, bool | int | float | str)
         return repr(value)[:80] if shown else f"a {type(value).__name__}"
+
+
+def _experts(read: _Reader) -> Experts | None:
+    """The experts that the file speaks of, if it does."""
+    n_experts = read.optional_count("expert_count")
+    if n_experts is None:
+        return None
+    n_used = read.count("expert_used_count")
+    if n_used > n_experts:
+        raise read.bad("expert_used_count", f"at most expert_count {n_experts}")
+    return Experts(
+        n_experts=n_experts,
+        n_used=n_used,
+        n_ff=read.optional_count("expert_feed_forward_length"),
+        n_ff_shared=read.optional_count("expert_shared_feed_forward_length"),
+        normalized=read.optional_flag("expert_weights_norm"),
+        scale=read.optional_positive("expert_weights_scale") or 1.0,
+    )
 
 
 def _rope_scaling(

@@ -77,17 +77,27 @@ class Lowering:
         splat = self._constant(name) if is_vector else None
         return self.b.weight(name, TensorType(tensor.format.name, shape), splat)
 
-    def matrix(self, name: str, n_outputs: int, n_inputs: int) -> Value:
-        """A weight matrix [N, K] of any format that matmuls read."""
-        value = self.weight(name, (n_outputs, n_inputs), WEIGHT_FORMATS)
-        if value.type.dtype in BLOCK_FORMATS and n_inputs % A8_BLOCK:
+    def matrix(self, name: str, *shape: int) -> Value:
+        """A weight matrix [N, K] of any format that matmuls read, or one an expert, [E, N, K]."""
+        value = self.weight(name, shape, WEIGHT_FORMATS)
+        if value.type.dtype in BLOCK_FORMATS and shape[-1] % A8_BLOCK:
             raise ModelFileError(
                 f"tensor {name} has rows that are not whole blocks",
                 where=self.source,
-                got=n_inputs,
+                got=shape[-1],
                 wanted=f"a multiple of {A8_BLOCK}",
             )
         return value
+
+    def row_weight(self, name: str, n: int) -> Value:
+        """A vector of `n`, which some files keep as a matrix of one row."""
+        tensor = self._tensors.get(name)
+        is_matrix = tensor is not None and tuple(tensor.shape) == (1, n)
+        return self.weight(name, (1, n) if is_matrix else (n,), ("f32",))
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor of that name."""
+        return name in self._tensors
 
     def linear(
         self, x: Value, name: str, n_outputs: int, *, needs_bias: bool = False
@@ -97,7 +107,7 @@ class Lowering:
         assert isinstance(n_inputs, int)
         weight = self.matrix(f"{name}.weight", n_outputs, n_inputs)
         bias = None
-        if needs_bias or f"{name}.bias" in self._tensors:
+        if needs_bias or self.has(f"{name}.bias"):
             bias = self.weight(f"{name}.bias", (n_outputs,), ("f32",))
         return self.b.matmul(x, weight, bias=bias)
 
@@ -141,7 +151,7 @@ class Lowering:
                 for name in ("short", "long")
             ]
             return both[self.config.is_long_context]
-        if "rope_freqs.weight" in self._tensors:
+        if self.has("rope_freqs.weight"):
             return self.weight("rope_freqs.weight", shape, ("f32",))
         return None
 

@@ -13,10 +13,12 @@ from ignis.graph.models.granite import GRANITE
 from ignis.graph.models.llama import LLAMA
 from ignis.graph.models.phi3 import PHI3
 from ignis.graph.models.qwen2 import QWEN2
+from ignis.graph.models.qwen2moe import QWEN2MOE
 from ignis.graph.models.qwen3 import QWEN3
+from ignis.graph.models.qwen3moe import QWEN3MOE
 from ignis.graph.models.smollm3 import SMOLLM3
 
-_ALL = (LLAMA, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, GRANITE, SMOLLM3)
+_ALL = (LLAMA, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, GRANITE, SMOLLM3, QWEN2MOE, QWEN3MOE)
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {architecture.name: architecture for architecture in _ALL}

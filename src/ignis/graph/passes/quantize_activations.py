@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ignis.graph.ir import Graph, Operation, Value
-from ignis.graph.ir.ops import Logits, Matmul, MatmulGroup, Quantize
+from ignis.graph.ir.ops import PRODUCTS, Logits, Quantize
 from ignis.graph.ir.types import BLOCK_FORMATS
 
 
 def quantize_activations(graph: Graph) -> Graph:
-    """Put one quantize before the first matmul or logits that needs a value in A8.
+    """Put one quantize before the first matmul, of experts or not, that needs a value in A8.
 
         %0 = matmul(%x, @q) : f32[T,64]
         %1 = matmul(%x, @k) : f32[T,64]
@@ -29,7 +29,7 @@ def quantize_activations(graph: Graph) -> Graph:
     defined: set[Value] = set()
     operations: list[Operation] = []
     for op in graph.operations:
-        if isinstance(op, Matmul | MatmulGroup | Logits) and _needs_a8(op):
+        if isinstance(op, PRODUCTS) and op.x.type.dtype == "f32" and _is_block_quantized(op):
             rows = "R" if isinstance(op, Logits) and op.x.type.shape[0] == "T" else "T"
             wanted = (op.x, rows)
             if quantized.get(wanted) not in defined:
@@ -44,8 +44,8 @@ def quantize_activations(graph: Graph) -> Graph:
     return graph.with_operations(operations)
 
 
-def _needs_a8(op: Matmul | MatmulGroup | Logits) -> bool:
-    return op.x.type.dtype == "f32" and op.matrices[0].type.dtype in BLOCK_FORMATS
+def _is_block_quantized(op: Operation) -> bool:
+    return op.matrices[0].type.dtype in BLOCK_FORMATS
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from ignis.graph.ir import Graph
-from ignis.graph.ir.schedule import ROWS, Schedule, Stage
+from ignis.graph.ir.schedule import CHUNKS, ROWS, Schedule, Stage
 
 
 def schedule_steps(graph: Graph) -> Graph:
@@ -43,7 +43,7 @@ def schedule_steps(graph: Graph) -> Graph:
 
     Without this pass threads meet behind every op, and nothing is repeated.
     """
-    repeated = tuple(stage.share == ROWS for stage in graph.stages)
+    repeated = tuple(stage.share != CHUNKS for stage in graph.stages)
     divided = (False,) * len(repeated)
     one, many = (_barriers(graph.stages, each) for each in (repeated, divided))
     return replace(graph, schedule=Schedule(repeated, one, many))
