@@ -9,7 +9,7 @@ the tokenizer is byte-level BPE of the committed test vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -43,8 +43,16 @@ KINDS: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType({
     "llama3": ("LlamaForCausalLM", {"rope_scaling": _LLAMA3, "tie_word_embeddings": True}),
     "llama-linear": ("LlamaForCausalLM", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
     "mistral": ("MistralForCausalLM", {"sliding_window": 9}),
+    "mixtral": ("MixtralForCausalLM", {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
     "qwen2": ("Qwen2ForCausalLM", {"use_sliding_window": False, "tie_word_embeddings": True}),
+    "qwen2moe": ("Qwen2MoeForCausalLM", {
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64, "sliding_window": 0}),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 32}),
+    "qwen3moe": ("Qwen3MoeForCausalLM", {
+        "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}),
     "gemma2": ("Gemma2ForCausalLM", {
         **_GEMMA, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 3.0}),
@@ -86,7 +94,7 @@ def random_tensors(config: Mapping[str, Any], seed: int = 0) -> Tensors:
     """Weights by their names in checkpoints, float32."""
     rng = np.random.default_rng(seed)
     name = config["architectures"][0]
-    width, hidden, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    width, head = config["hidden_size"], config["head_dim"]
     n_query, n_key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     tensors: Tensors = {}
 
@@ -107,14 +115,12 @@ def random_tensors(config: Mapping[str, Any], seed: int = 0) -> Tensors:
         bias = config.get("attention_bias", False)
         if "Phi3" in name:
             matrix(f"{blk}.self_attn.qkv_proj", n_query + 2 * n_key, width)
-            matrix(f"{blk}.mlp.gate_up_proj", 2 * hidden, width)
         else:
             for part, n in (("q", n_query), ("k", n_key), ("v", n_key)):
                 matrix(f"{blk}.self_attn.{part}_proj", n, width, bias or "Qwen2" in name)
-            for part in ("gate", "up"):
-                matrix(f"{blk}.mlp.{part}_proj", hidden, width, config.get("mlp_bias", False))
         matrix(f"{blk}.self_attn.o_proj", width, n_query, bias)
-        matrix(f"{blk}.mlp.down_proj", width, hidden, config.get("mlp_bias", False))
+        for key, n_rows, n_columns in feed_forward(config):
+            matrix(f"{blk}.{key}", n_rows, n_columns, config.get("mlp_bias", False))
         if "Qwen3" in name or "Gemma3" in name:
             norm(f"{blk}.self_attn.q_norm", head)
             norm(f"{blk}.self_attn.k_norm", head)
@@ -124,6 +130,33 @@ def random_tensors(config: Mapping[str, Any], seed: int = 0) -> Tensors:
     if not config["tie_word_embeddings"]:
         matrix("lm_head", config["vocab_size"], width)
     return tensors
+
+
+def feed_forward(config: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """Name, rows and columns of each matrix in a layer's feed-forward."""
+    name, width = config["architectures"][0], config["hidden_size"]
+    hidden = config["intermediate_size"]
+
+    def gated(prefix: str, n: int, parts: str = "gate_proj up_proj down_proj"
+              ) -> Iterator[tuple[str, int, int]]:
+        gate, up, down = (f"{prefix}.{part}" for part in parts.split())
+        yield from ((gate, n, width), (up, n, width), (down, width, n))
+
+    if "Phi3" in name:
+        yield from (("mlp.gate_up_proj", 2 * hidden, width), ("mlp.down_proj", width, hidden))
+    elif "Mixtral" in name:
+        yield "block_sparse_moe.gate", config["num_local_experts"], width
+        for i in range(config["num_local_experts"]):
+            yield from gated(f"block_sparse_moe.experts.{i}", hidden, "w1 w3 w2")
+    elif "Moe" in name:
+        yield "mlp.gate", config["num_experts"], width
+        for i in range(config["num_experts"]):
+            yield from gated(f"mlp.experts.{i}", config["moe_intermediate_size"])
+        if "Qwen2" in name:
+            yield from gated("mlp.shared_expert", config["shared_expert_intermediate_size"])
+            yield "mlp.shared_expert_gate", 1, width
+    else:
+        yield from gated("mlp", hidden)
 
 
 def split(pattern: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ class Forward:
     def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
         self.config = config
         self.name = config["architectures"][0].removesuffix("ForCausalLM")
+        self.n_experts = config.get("num_experts", config.get("num_local_experts"))
         self.tensors = {key: value.astype(np.float64) for key, value in tensors.items()}
         self.is_gemma = self.name.startswith("Gemma")
 
@@ -51,7 +52,33 @@ class Forward:
     def linear(self, key: str, x: F64) -> F64:
         return x @ self.tensors[f"{key}.weight"].T + self.tensors.get(f"{key}.bias", 0)
 
+    def experts(self, i: int, x: F64) -> F64:
+        """Each token through the experts that its router likes best, and the shared one."""
+        mixtral = self.name == "Mixtral"
+        blk = f"model.layers.{i}." + ("block_sparse_moe" if mixtral else "mlp")
+        parts = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+        scores = self.linear(f"{blk}.gate", x)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        out = np.zeros_like(x)
+        for t, row in enumerate(p):
+            chosen = np.argsort(-row, kind="stable")[: self.config["num_experts_per_tok"]]
+            whole = row[chosen].sum() if mixtral or self.config.get("norm_topk_prob") else 1
+            for e in chosen:
+                out[t] += row[e] / whole * self.gated(f"{blk}.experts.{e}", x[t], parts)
+        if self.name == "Qwen2Moe":
+            gate = 1 / (1 + np.exp(-self.linear(f"{blk}.shared_expert_gate", x)))
+            out += gate * self.gated(f"{blk}.shared_expert", x, parts)
+        return out
+
+    def gated(self, key: str, x: F64, parts: tuple[str, str, str]) -> F64:
+        gate, up, down = parts
+        hidden = silu(self.linear(f"{key}.{gate}", x)) * self.linear(f"{key}.{up}", x)
+        return self.linear(f"{key}.{down}", hidden)
+
     def mlp(self, i: int, x: F64) -> F64:
+        if self.n_experts:
+            return self.experts(i, x)
         blk = f"model.layers.{i}.mlp"
         if self.name == "Phi3":
             gate, up = np.split(self.linear(f"{blk}.gate_up_proj", x), 2, axis=-1)
@@ -87,7 +114,7 @@ class Forward:
         if (kinds := self.config.get("layer_types")) is not None:
             return bool(kinds[i] == "sliding_attention")
         step = {"Gemma2": 2, "Gemma3": 6}.get(self.name)
-        return "sliding_window" in self.config and (step is None or (i + 1) % step != 0)
+        return bool(self.config.get("sliding_window")) and (step is None or (i + 1) % step != 0)
 
     def rotated(self, x: F64, is_local: bool) -> F64:
         """Halves of the rotated part of each head turned against each other."""

@@ -105,3 +105,16 @@ def test_a_tied_model_needs_no_head_and_drops_a_copy(tmp_path, converted):
         assert "output.weight" not in file.tensors
         assert file.tensors["rope_freqs.weight"].shape == (8,)
         assert file.metadata["general.name"] == "model"
+
+
+def test_experts_are_stacked_whatever_the_chunks(tmp_path, converted, monkeypatch):
+    """One tensor of all experts; the router stays F32, as it decides by small differences."""
+    folder = write_checkpoint(tmp_path / "model", "qwen3moe", dtype="bf16")
+    whole = converted(folder, "q8_0", "one.gguf")
+    monkeypatch.setattr(encode, "CHUNK_VALUES", 50 * 64)    # cuts experts of 32 rows
+    with open_gguf(whole) as a, open_gguf(converted(folder, "q8_0", "two.gguf")) as b:
+        for name in a.tensors:
+            np.testing.assert_array_equal(a.data(name), b.data(name), name)
+        assert a.tensors["blk.1.ffn_up_exps.weight"].shape == (6, 32, 64)
+        assert a.tensors["blk.1.ffn_gate_inp.weight"].format.name == "f32"
+        assert a.metadata["qwen3moe.expert_weights_norm"] is True

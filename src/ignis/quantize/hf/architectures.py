@@ -22,6 +22,7 @@ class HFArchitecture:
     norm_offset    what is added to the gains of norms: Gemma's start from 0
     branch_norms   whether each branch is normalized before it is added, too
     pairs_apart    a head's rotated pairs are (i, i + C/2) in the checkpoint, but neighbours in GGUF
+    has_experts    whether layers have experts in the feed-forward's place
     scales         keys that GGUF has under other names: numbers that default to 1
     """
 
@@ -32,6 +33,7 @@ class HFArchitecture:
     norm_offset: float = 0.0
     branch_norms: bool = False
     pairs_apart: bool = False
+    has_experts: bool = False
     scales: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -59,10 +61,23 @@ HF_ARCHITECTURES: Mapping[str, HFArchitecture] = MappingProxyType({
     "MistralForCausalLM": HFArchitecture(
         gguf="llama", pairs_apart=True, windows="all",
         defaults={**_COMMON, "num_key_value_heads": 8, "sliding_window": 4096}),
+    "MixtralForCausalLM": HFArchitecture(
+        gguf="llama", pairs_apart=True, windows="all", has_experts=True,
+        defaults={**_COMMON, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+                  "num_local_experts": 8, "num_experts_per_tok": 2}),
     "Qwen2ForCausalLM": HFArchitecture(
         gguf="qwen2", defaults={**_COMMON, "num_key_value_heads": 32}),
     "Qwen3ForCausalLM": HFArchitecture(
         gguf="qwen3", defaults={**_COMMON, "num_key_value_heads": 32, "head_dim": 128}),
+    "Qwen2MoeForCausalLM": HFArchitecture(
+        gguf="qwen2moe", has_experts=True,
+        defaults={**_COMMON, "num_key_value_heads": 16, "num_experts": 60,
+                  "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+                  "shared_expert_intermediate_size": 5632, "norm_topk_prob": False}),
+    "Qwen3MoeForCausalLM": HFArchitecture(
+        gguf="qwen3moe", has_experts=True,
+        defaults={**_COMMON, "num_key_value_heads": 4, "num_experts_per_tok": 8,
+                  "moe_intermediate_size": 768, "norm_topk_prob": False}),
     "Gemma2ForCausalLM": HFArchitecture(
         gguf="gemma2", activation=_GELU, windows="alternating", norm_offset=1.0,
         branch_norms=True,
@@ -82,7 +97,7 @@ HF_ARCHITECTURES: Mapping[str, HFArchitecture] = MappingProxyType({
         defaults={**_COMMON, "rope_theta": 2e6, "num_key_value_heads": 4,
                   "tie_word_embeddings": True}),
 })  # fmt: skip
-"""By `architectures` of config.json. What GGUF calls llama are Llama and Mistral."""
+"""By `architectures` of config.json. What GGUF calls llama are Llama, Mistral and Mixtral."""
 
 
 def find_hf_architecture(config: Section) -> HFArchitecture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from ignis.gguf.writer import pack_value
 from ignis.graph.models import ModelConfig, build_graph
 from ignis.quantize.hf.architectures import HFArchitecture, find_hf_architecture
 from ignis.quantize.hf.config import Section, read_object
+from ignis.quantize.hf.experts import stacked
 from ignis.quantize.hf.hyperparameters import Hyperparameters, read_hyperparameters
 from ignis.quantize.hf.rope import Factors
 from ignis.quantize.hf.shards import read_shards, shard_paths, weight_format
@@ -58,7 +60,8 @@ class Checkpoint:
         values |= read_vocabulary(folder, n_vocab)
         self.metadata = {key: pack_value(value) for key, value in values.items()}
         self.facts = ModelFacts(n_layers=numbers.n_layers, tied=numbers.tied,
-                                group=numbers.n_heads // numbers.n_kv_heads)
+                                group=numbers.n_heads // numbers.n_kv_heads,
+                                n_experts=numbers.n_experts)
 
     def check(self, file: GGUFFile) -> None:
         """Raise TokenizerError unless the vocabulary of the finished file can be used."""
@@ -87,17 +90,22 @@ def _tensors(stored: Mapping[str, Stored], folder: Path, architecture: HFArchite
     """All tensors of the GGUF file, in its order."""
     tensors: dict[str, SourceTensor] = {
         name: _factors(name, values) for name, values in numbers.factors.items()}
+    experts: dict[str, dict[int, Stored]] = defaultdict(dict)
     for hf_name, tensor in stored.items():
         if is_left_out(hf_name):
             continue
-        name = gguf_name(hf_name, architecture)
-        if name is None or name in tensors:
+        place = gguf_name(hf_name, architecture)
+        if place is None or place[0] in tensors:
             raise UnsupportedModelError(f"tensor '{hf_name}' has no place in {architecture.gguf}",
                                         where=folder)
-        if name == "output.weight" and numbers.tied:    # a copy of the embedding
-            continue
+        name, expert = place
         known = replace(tensor, dtype=weight_format(tensor, folder))
-        tensors[name] = converted(known, name, architecture, numbers)
+        if expert is not None:
+            experts[name][expert] = known
+        elif name != "output.weight" or not numbers.tied:   # else a copy of the embedding
+            tensors[name] = converted(known, name, architecture, numbers)
+    for name, parts in experts.items():
+        tensors[name] = stacked(name, parts, numbers.n_experts, folder)
     if "output.weight" not in tensors and not numbers.tied:
         raise ModelFileError("tensor 'lm_head.weight' is missing", where=folder,
                              hint="or tie_word_embeddings in config.json should be true")

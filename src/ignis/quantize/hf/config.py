@@ -63,7 +63,8 @@ class Section:
         return value
 
     def optional_count(self, key: str) -> int | None:
-        return self.count(key) if key in self else None
+        """A count; None where there is none, or 0."""
+        return None if self.get(key) in (None, 0) else self.count(key)
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)

@@ -30,7 +30,7 @@ class Hyperparameters:
     n_layers: int
     n_heads: int
     n_kv_heads: int
-    head_dim: int
+    n_experts: int
     tied: bool
 
 
@@ -69,9 +69,12 @@ def read_hyperparameters(config: Section, architecture: HFArchitecture) -> Hyper
         **_caps(config, architecture),
         **_scales(config, architecture, n_layers, head_dim),
     }
+    experts = _experts(config) if architecture.has_experts else {}
+    keys |= experts
     return Hyperparameters(
         {f"{architecture.gguf}.{key}": value for key, value in keys.items()}, rope.factors,
-        n_layers, n_heads, n_kv_heads, head_dim, config.flag("tie_word_embeddings"),
+        n_layers, n_heads, n_kv_heads, experts.get("expert_count", 0),
+        config.flag("tie_word_embeddings"),
     )  # fmt: skip
 
 
@@ -81,6 +84,9 @@ def _refuse_features(config: Section, architecture: HFArchitecture) -> None:
     config.refuse(key, wanted, "swish" if wanted == "silu" else wanted)
     config.refuse("use_bidirectional_attention", False)
     config.refuse("use_mrope", False)
+    if not architecture.has_experts:
+        for key in ("num_experts", "num_local_experts"):
+            config.refuse(key, 0)
     if architecture.windows == "none":
         config.refuse("use_sliding_window", False)
         layers = config.items("layer_types", config.count("num_hidden_layers"))
@@ -136,3 +142,21 @@ def _scales(config: Section, architecture: HFArchitecture, n_layers: int, head_d
         if scalar != (width if is_27b else head_dim):
             scales["attention.scale"] = 1 / math.sqrt(scalar)
     return scales
+
+
+def _experts(config: Section) -> dict[str, Any]:
+    """GGUF's keys for the experts of a model; none for a model without."""
+    n_experts = config.optional_count("num_experts") or config.optional_count("num_local_experts")
+    if n_experts is None:
+        return {}
+    config.refuse("decoder_sparse_step", 1)     # layers without experts
+    config.refuse("mlp_only_layers", [])
+    keys: dict[str, Any] = {"expert_count": n_experts,
+                            "expert_used_count": config.count("num_experts_per_tok")}
+    for name, key in (("moe_intermediate_size", "expert_feed_forward_length"),
+                      ("shared_expert_intermediate_size", "expert_shared_feed_forward_length")):
+        if (width := config.optional_count(name)) is not None:
+            keys[key] = width
+    if "norm_topk_prob" in config:
+        keys["expert_weights_norm"] = config.flag("norm_topk_prob")
+    return keys

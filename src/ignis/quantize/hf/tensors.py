@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,19 @@ _BRANCH_NORMS = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_EXPERTS = {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+_ONE_EXPERT = {
+    "w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps",
+    "gate_proj": "ffn_gate_exps", "down_proj": "ffn_down_exps", "up_proj": "ffn_up_exps",
+}  # fmt: skip
+_EXPERT = re.compile(r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(\w+)")
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 # Of models that see, and buffers that rope computes.
@@ -50,24 +63,33 @@ class Stored:
     read: Callable[[int, int], Rows]
 
 
-def gguf_name(name: str, architecture: HFArchitecture) -> str | None:
-    """The name in GGUF; None for what has no place there."""
+def gguf_name(name: str, architecture: HFArchitecture) -> tuple[str, int | None] | None:
+    """The name in GGUF, and the expert whose part it is; None for what has no place there."""
     stem, _, kind = name.rpartition(".")
     if kind not in ("weight", "bias"):
         return None
     if stem in ("lm_head", "language_model.lm_head"):
-        return f"output.{kind}"
+        return f"output.{kind}", None
     inner = next((stem.removeprefix(p) for p in _PREFIXES if stem.startswith(p)), None)
     if inner is None:
         return None
     if inner in _OUTER:
-        return f"{_OUTER[inner]}.{kind}"
+        return f"{_OUTER[inner]}.{kind}", None
     match = _LAYER.fullmatch(inner)
     if match is None:
         return None
+    part, expert = _part(match[2], architecture)
+    return None if part is None else (f"blk.{int(match[1])}.{part}.{kind}", expert)
+
+
+def _part(inner: str, architecture: HFArchitecture) -> tuple[str | None, int | None]:
+    """GGUF's name for a part of a layer, and the expert."""
+    if architecture.has_experts and (match := _EXPERT.fullmatch(inner)):
+        return _ONE_EXPERT.get(match[2]), int(match[1])
     names = _INNER | (_BRANCH_NORMS if architecture.branch_norms else {})
-    part = names.get(match[2])
-    return None if part is None else f"blk.{int(match[1])}.{part}.{kind}"
+    if architecture.has_experts:
+        names |= _EXPERTS
+    return names.get(inner), None
 
 
 def is_left_out(name: str) -> bool:
@@ -88,6 +110,8 @@ def converted(stored: Stored, name: str, architecture: HFArchitecture, numbers: 
     """The tensor as GGUF has it: vectors in f32, norms with their offset, heads reordered."""
     heads = {"attn_q": numbers.n_heads, "attn_k": numbers.n_kv_heads}
     part = name.split(".")[-2]
+    if part == "ffn_gate_inp_shexp" and stored.shape[:1] == (1,):   # one row: a vector
+        stored = replace(stored, shape=stored.shape[1:])
     n_heads = heads.get(part) if architecture.pairs_apart else None
     if len(stored.shape) == 1:
         return _vector(stored, name, architecture.norm_offset if "norm" in part else 0.0, n_heads)
