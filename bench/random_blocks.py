@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +40,10 @@ def random_weights(
     blocks = _random_bits(block, n_blocks, rng)
     scales = _scales(block, deviation)
     for field, value in scales.items():
-        blocks[field] = value
+        set_scale(blocks, field, value)
     if scales.keys() == {"d"}:  # integers are seldom centred: half the blocks count backwards
-        blocks["d"] = np.copysign(blocks["d"], rng.integers(-1, 1, n_blocks, np.int8) + 0.5)
+        signs = rng.integers(-1, 1, n_blocks, np.int8) + 0.5
+        set_scale(blocks, "d", np.copysign(scales["d"], signs))
     return blocks.view(np.uint8)
 
 
@@ -51,15 +53,15 @@ def _scales(block: BlockFormat, deviation: float) -> dict[str, float]:
     A value is d * u, d * u - dmin * v or d * u + m, with u and v random: linear in the scales.
     MXFP4's scale is a power of two, 2^e.
     """
-    names = block.dtype.names or ()
-    if not block.supported or not {"d", "e"} & set(names):
+    names = scale_fields(block)
+    if not block.supported or not names:
         raise UsageError("no random weights in this format", got=block.name,
                          wanted="a format with a scale d or e that Ignis decodes")  # fmt: skip
     bits = _random_bits(block, _SAMPLE_BLOCKS, np.random.default_rng(0))
 
     def decoded(**scales: float) -> NDArray[np.float64]:
-        for field in {"d", "dmin", "m", "e"} & set(names):
-            bits[field] = scales.get(field, 0)
+        for field in names:
+            set_scale(bits, field, scales.get(field, 0))
         return block.decode(bits.view(np.uint8)).astype(np.float64)
 
     if "e" in names:
@@ -67,10 +69,36 @@ def _scales(block: BlockFormat, deviation: float) -> dict[str, float]:
         return {"e": bias + round(math.log2(deviation / decoded(e=bias).std()))}
     scales = {"d": 1.0}
     centre = decoded(d=1.0).mean()
-    for field in {"m", "dmin"} & set(names):
+    for field in {"m", "dmin"} & names:
         scales[field] = -centre / decoded(**{field: 1.0}).mean()
     factor = deviation / decoded(**scales).std()
     return {field: float(value * factor) for field, value in scales.items()}
+
+
+def scale_fields(block: BlockFormat) -> set[str]:
+    """The fields of a block that scale it; IQ1_M has a d that is no field of its own."""
+    names = set(block.dtype.names or ()) & {"d", "dmin", "m", "e"}
+    return {"d"} if block.name == "iq1_m" else names
+
+
+def set_scale(
+    blocks: NDArray[np.void], field: str, value: float | NDArray[np.floating[Any]]
+) -> None:
+    """Set one of `scale_fields` in all blocks."""
+    if field in (blocks.dtype.names or ()):
+        blocks[field] = value
+        return
+    bits = np.asarray(value, np.float16).view(np.uint16)[..., None]
+    nibbles = bits >> np.arange(0, 16, 4, dtype=np.uint16) << np.uint16(12)
+    blocks["scales"] = (blocks["scales"] & 0xFFF) | nibbles
+
+
+def scale_of(blocks: NDArray[np.void], field: str) -> NDArray[np.floating[Any]]:
+    """A copy of one of `scale_fields` of all blocks."""
+    if field in (blocks.dtype.names or ()):
+        return np.array(blocks[field])
+    nibbles = (blocks["scales"] >> 12) << np.arange(0, 16, 4, dtype=np.uint16)
+    return nibbles.sum(axis=-1, dtype=np.uint16).view(np.float16)
 
 
 def _random_bits(

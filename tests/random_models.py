@@ -7,6 +7,7 @@ The same options and seed give the same bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ignis.gguf import GGUFWriter
+from bench.random_blocks import random_weights
+from ignis.gguf import BLOCKS, GGUFWriter
 from ignis.text.bytelevel import to_characters
 
 BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1")
@@ -111,7 +113,12 @@ class RandomModel:
         def matrix(name: str, *shape: int) -> None:
             weights = rng.normal(0, 1.5 / np.sqrt(shape[-1]), shape)
             chosen = self.formats[int(rng.integers(len(self.formats)))]
-            writer.add_tensor(f"{name}.weight", weights.astype(np.float32), chosen)
+            if BLOCKS[chosen].encodable:
+                writer.add_tensor(f"{name}.weight", weights.astype(np.float32), chosen)
+            else:
+                n_rows = math.prod(shape[:-1])
+                raw = random_weights(f"{name} {self.seed}", n_rows, shape[-1], chosen)
+                writer.add_raw_tensor(f"{name}.weight", shape, chosen, raw)
 
         def vector(name: str, n: int | tuple[int, ...], mean: float, deviation: float) -> None:
             writer.add_tensor(name, rng.normal(mean, deviation, n).astype(np.float32), "f32")

@@ -65,8 +65,8 @@ def test_random_weights_of_every_format_are_centred_and_of_the_wanted_spread(for
 
 
 def test_formats_that_cannot_be_decoded_are_refused():
-    with pytest.raises(UsageError, match="no random weights in this format: got iq2_xxs"):
-        random_weights("w", 4, 256, "iq2_xxs")
+    with pytest.raises(UsageError, match="no random weights in this format: got nvfp4"):
+        random_weights("w", 4, 256, "nvfp4")
 
 
 def test_reencoding_keeps_metadata_and_vectors(tmp_path, source):

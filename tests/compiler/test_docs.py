@@ -41,7 +41,7 @@ def test_the_walk_through_the_compiler() -> None:
 @pytest.mark.parametrize("name", ["adding-an-op", "adding-a-model", "adding-a-format"])
 def test_worked_examples_work(name: str, tmp_path: Path) -> None:
     """Copy the sources, do what the page says, run what it runs."""
-    for part in ("src", "tests"):
+    for part in ("src", "tests", "bench"):
         shutil.copytree(REPOSITORY / part, tmp_path / part,
                         ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
     outputs = []

@@ -18,7 +18,8 @@ from tests.gguf.ggml_encoder import SEARCHED
 
 QUANTIZED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4", "tq1_0", "tq2_0")
 ENCODABLE = ("f32", "f16", "bf16", *QUANTIZED)     # with a result that the oracle defines
-SUPPORTED = (*ENCODABLE, "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs")
+IQ = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
+SUPPORTED = (*ENCODABLE, "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", *IQ)
 
 
 def oracle_type(block: BlockFormat) -> GGMLQuantizationType:
@@ -160,7 +161,7 @@ def test_refusals() -> None:
     with pytest.raises(UsageError, match="q8_0"):
         BLOCKS["q8_0"].encode(np.zeros((2, 31), np.float32))
     assert BLOCKS["q4_k"].row_nbytes(512) == 288
-    with pytest.raises(UnsupportedModelError, match="iq2_xxs"):
-        BLOCKS["iq2_xxs"].decode(np.zeros(66, np.uint8))
+    with pytest.raises(UnsupportedModelError, match="nvfp4"):
+        BLOCKS["nvfp4"].decode(np.zeros(36, np.uint8))
     with pytest.raises(UsageError, match="no encoder for weight format iq1_s"):
         BLOCKS["iq1_s"].encode(np.zeros(256, np.float32))

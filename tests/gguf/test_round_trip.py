@@ -177,7 +177,7 @@ def test_tensors_from_functions_are_made_one_at_a_time(tmp_path: Path) -> None:
     for seed in range(3):
         writer.add_tensor(f"t{seed}", lambda seed=seed: make(seed), "q8_0", shape=RNG_SHAPE)
     writer.add_raw_tensor("raw", (2, 32), BLOCKS["q8_0"], lambda: b"\1" * 68)
-    writer.add_raw_tensor("k", (256,), "iq3_s", np.zeros(110, np.uint8))
+    writer.add_raw_tensor("k", (256,), "nvfp4", np.zeros(144, np.uint8))
     assert calls == []
     writer.write()
     assert calls == [0, 1, 2]
@@ -221,7 +221,7 @@ def test_writer_refusals(tmp_path: Path) -> None:
         (lambda: writer.add("i", 1 << 70), "outside 64 bits"),
         (lambda: writer.add("s", 3, "string"), "int is not a string"),
         (lambda: writer.add_tensor("t", values, "q8_0"), "wanted a multiple of 32"),
-        (lambda: writer.add_tensor("t", values, "q4_k"), "no encoder"),
+        (lambda: writer.add_tensor("t", values, "iq2_s"), "no encoder"),
         (lambda: writer.add_tensor("t", values, "q9"), "weight format: got q9"),
         (lambda: writer.add_tensor("t", lambda: values), "needs a shape"),
         (lambda: writer.add_tensor("t", np.zeros((0, 4), np.float32)), "shape of tensor 't'"),

@@ -20,7 +20,7 @@ _WEIGHTS: list[dict[str, Any]] = [{"format": name} for name in ("q8_0", "q4_0", 
 _FLOATS: list[dict[str, Any]] = [{"format": name} for name in ("f32", "f16", "bf16")]
 # The compile-time choices to emit of each kernel that has any.
 _CHOICES: dict[str, list[dict[str, Any]]] = {
-    "embed": _WEIGHTS + _FLOATS,
+    "embed": [*_WEIGHTS, *_FLOATS, {"format": "iq2_s"}],  # that one has tables in its object
     "matmul_rows": _WEIGHTS,
     "matmul_mapped": _WEIGHTS[2:],
     "matmul_packed": [],  # the code of matmul_mapped, and slow to compile

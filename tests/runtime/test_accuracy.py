@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ignis.compile import compile_model
-from ignis.gguf import open_gguf
+from ignis.gguf import GGUFFile, open_gguf
 from ignis.graph.ir import Operation, Value
 from ignis.graph.ir.a8 import dequantize_a8, quantize_a8
 from ignis.graph.ir.evaluation import Evaluation, ReferenceCache
@@ -48,13 +48,18 @@ def test_every_op_on_the_engines_own_inputs(
     with open_gguf(path) as file:
         runner, _, _ = compile_model(file, Settings(cache_dir=tmp_path), engine="imperative")
         assert isinstance(runner, ImperativeEngine)
-        ids = np.random.default_rng(0).integers(0, 297, N_TOKENS).tolist()
-        batch = StepBatch(ids, [0] * N_TOKENS, range(N_TOKENS), range(0, N_TOKENS, 2))
-        runner.forward(batch)
-        values = _Values(runner, batch)
-        for op in runner.graph.operations:
-            _check(op, values, lambda name: file.array(name).astype(np.float64))
+        check_every_op(runner, file)
         runner.close()
+
+
+def check_every_op(runner: ImperativeEngine, file: GGUFFile) -> None:
+    """Run a step and compare the result of each op with its meaning in float64."""
+    ids = np.random.default_rng(0).integers(0, 297, N_TOKENS).tolist()
+    batch = StepBatch(ids, [0] * N_TOKENS, range(N_TOKENS), range(0, N_TOKENS, 2))
+    runner.forward(batch)
+    values = _Values(runner, batch)
+    for op in runner.graph.operations:
+        _check(op, values, lambda name: file.array(name).astype(np.float64))
 
 
 class _Values:

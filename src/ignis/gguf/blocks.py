@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ignis.errors import UnsupportedModelError, UsageError
 from ignis.gguf.classic import BF16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 from ignis.gguf.codebooks import IQ4_NL, IQ4_XS, MXFP4, TQ1_0, TQ2_0
+from ignis.gguf.iquants import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS
 from ignis.gguf.kquants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
 from ignis.gguf.records import Blocks, Bytes, Floats, Format
 
@@ -114,14 +115,12 @@ class BlockFormat:
 
 _FORMATS: tuple[type[Format], ...] = (
     F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS,
-    MXFP4, TQ1_0, TQ2_0,
+    MXFP4, TQ1_0, TQ2_0, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S,
 )  # fmt: skip
 
 _LISTED_ONLY = (    # name, ggml_type, block_size, nbytes
-    ("q8_1", 9, 32, 36), ("q8_k", 15, 256, 292), ("iq2_xxs", 16, 256, 66), ("iq2_xs", 17, 256, 74),
-    ("iq3_xxs", 18, 256, 98), ("iq1_s", 19, 256, 50), ("iq3_s", 21, 256, 110),
-    ("iq2_s", 22, 256, 82), ("i8", 24, 1, 1), ("i16", 25, 1, 2), ("i32", 26, 1, 4),
-    ("i64", 27, 1, 8), ("f64", 28, 1, 8), ("iq1_m", 29, 256, 56), ("nvfp4", 40, 64, 36),
+    ("q8_1", 9, 32, 36), ("q8_k", 15, 256, 292), ("i8", 24, 1, 1), ("i16", 25, 1, 2),
+    ("i32", 26, 1, 4), ("i64", 27, 1, 8), ("f64", 28, 1, 8), ("nvfp4", 40, 64, 36),
     ("q1_0", 41, 128, 18),
 )
 

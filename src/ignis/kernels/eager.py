@@ -205,6 +205,9 @@ class EagerBuilder(Builder):
         products = (a.raw.astype(np.int64) * b.raw.astype(np.int64)).reshape(-1, 2).sum(axis=1)
         return self._new(acc.type, (acc.raw + products).astype(np.int32))
 
+    def data(self, content: bytes) -> Value:
+        return Value(self, ptr, Pointer(np.frombuffer(content, np.uint8)))
+
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         codes = indices.raw.view(np.uint8)
         if codes.size and int(codes.max()) > 15:

@@ -311,6 +311,10 @@ class Builder(ABC):
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         """table[i] for every byte lane i of `indices`: 16 bytes, indices 0 to 15."""
 
+    @abstractmethod
+    def data(self, content: bytes) -> Value:
+        """A pointer to constant bytes that are part of the kernel."""
+
     @property
     def wide_dot4(self) -> bool:
         """Whether `dot4` is as fast for all bytes `u` as for those up to 129."""

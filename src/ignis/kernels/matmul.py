@@ -23,7 +23,7 @@ from ignis.kernels import a8, panels
 from ignis.kernels.lang import Builder, Value, f32, i64, kernel, ptr
 from ignis.kernels.panels import FORMATS, PanelFormat, PanelProducts, RowProducts
 from ignis.kernels.rows import ROWS, Index, PanelRows
-from ignis.kernels.scales import FileHeader, Halves, PanelHeader, Terms
+from ignis.kernels.scales import FileHeader, Halves, Header, PanelHeader, Terms
 
 LANES = f32.x(ROWS)
 SUMS_NBYTES = a8.MAX_ROWS * LANES.nbytes  # scratch for the sums of a panel
@@ -40,7 +40,7 @@ def matmul_rows(
     fmt = FORMATS[format]
     for panel in k.range(begin, end):
         one = k.const(i64, 1)
-        scratch.store(row_sums(k, fmt, weight, panel, n_rows, n_values, x, one))
+        row_sums(k, fmt, weight, panel, n_rows, n_values, x, one, scratch)
         _finish(k, scratch, panel, one, y, bias, residual, n_rows)
 
 
@@ -97,23 +97,27 @@ def panel_nbytes(fmt: PanelFormat, n_values: Value) -> Value:
 
 def row_sums(
     k: Builder, fmt: PanelFormat, weight: Value, panel: Value, n_rows: Value, n_values: Value,
-    x: Value, n_tokens: Value,
-) -> Value:  # fmt: skip
-    """The sums of 16 rows as they lie by the token at `x`, one of `n_tokens`; f32x16."""
+    x: Value, n_tokens: Value, sums: Value,
+) -> None:  # fmt: skip
+    """The sums of 16 rows as they lie by the token at `x`, one of `n_tokens`; f32 [16] at `sums`.
+
+    Until then scales that a loop needs by number wait there.
+    """
     n_groups = fmt.n_groups(n_values)
     rows = _rows(k, fmt, weight, panel, n_rows, n_groups)
     acc = k.var(k.const(LANES, 0.0))
     ahead = _next_panel(fmt, weight, panel, n_groups)
     for g in k.range(n_groups):
         here = rows.at(g * fmt.group_nbytes)
-        header = FileHeader(fmt.scheme.fields, here)
-        for b in range(fmt.group_blocks):
+        file_header = FileHeader(fmt.scheme.fields, here)
+        header: Header = file_header.store(sums) if fmt.looks_up else file_header
+        for b in k.range(fmt.group_blocks) if fmt.looks_up else range(fmt.group_blocks):
             _prefetch(k, fmt, ahead, g, b)
             block = x.at((g * fmt.group_blocks + b) * (n_tokens * a8.BLOCK_NBYTES))
             terms = fmt.scheme.terms(k, header, b, fmt.offset)
             products = RowProducts(k, fmt, here, b, block)
             acc.set(terms.add(k, acc.get(), products, block))
-    return acc.get()
+    sums.store(acc.get())
 
 
 def _rows(
@@ -132,16 +136,21 @@ def _next_panel(fmt: PanelFormat, weight: Value, panel: Value, n_groups: Value) 
     return weight.at((panel + 1) * (n_groups * (ROWS * fmt.group_nbytes)) + _PAGE)
 
 
-def _prefetch(k: Builder, fmt: PanelFormat, ahead: Value, g: Value, b: int) -> None:
+def _prefetch(k: Builder, fmt: PanelFormat, ahead: Value, g: Value, b: Index) -> None:
     """While block b of group g is read, ask for as many bytes of the next panel.
 
     Sixteen short rows side by side are too many streams for the processor to foresee, but the
     next panel lies in one piece. It does not fit the first cache beside the rows being read.
     """
     nbytes = ROWS * fmt.group_nbytes
-    here = ahead.at(g * nbytes)
-    for line in range(-(-nbytes * b // (_LINE * fmt.group_blocks)),
-                      -(-nbytes * (b + 1) // (_LINE * fmt.group_blocks))):  # fmt: skip
+    here, n_blocks = ahead.at(g * nbytes), fmt.group_blocks
+    if isinstance(b, Value):
+        per_block = -(-nbytes // (_LINE * n_blocks))
+        lines: Iterable[Index] = [b * per_block + i for i in range(per_block)]
+    else:
+        first, last = (-(-nbytes * i // (_LINE * n_blocks)) for i in (b, b + 1))
+        lines = range(first, last)
+    for line in lines:
         k.prefetch(here.at(line * _LINE), level=2)
 
 

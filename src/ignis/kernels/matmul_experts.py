@@ -77,8 +77,7 @@ def experts_mapped(
         for panel in k.range(begin, end):
             for _ in k.when(group.count == 1):
                 only = x.at(place(k.const(i64, 0)))
-                sums = row_sums(k, fmt, own, panel, n_rows, n_values, only, n_tokens)
-                scratch.store(sums)
+                row_sums(k, fmt, own, panel, n_rows, n_values, only, n_tokens, scratch)
             for _ in k.when(group.count > 1):
                 pack_panel(k, fmt, own, panel, n_rows, n_values, packed)
                 panel_sums(k, fmt, packed, x, n_values, n_tokens, scratch, group.count, place)

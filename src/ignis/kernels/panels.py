@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from ignis.gguf.blocks import BLOCKS
 from ignis.gguf.codebooks import FP4_VALUES, IQ4_VALUES
-from ignis.kernels import scales, unpack
+from ignis.kernels import scales, unpack, unpack_grids
 from ignis.kernels.lang import Builder, Value, i8, i32
 from ignis.kernels.rows import (
     ROWS,
@@ -42,6 +42,7 @@ from ignis.kernels.rows import (
     transpose_dwords,
 )  # fmt: skip
 from ignis.kernels.scales import FileHeader, PanelHeader, ScaledCodes, Scheme
+from ignis.kernels.scales_grids import SCHEMES
 
 BLOCK = 32  # values of a block along k
 VECTORS = 8  # of 64 bytes, that hold a block of 16 rows as bytes
@@ -60,6 +61,7 @@ class PanelFormat:
     scheme: Scheme
     table: tuple[int, ...] | None = None  # the byte of each code; None: the code itself
     scaled: ScaledCodes | None = None
+    looks_up: bool = False  # codes are points in memory: unpacking is long, and never unrolled
 
     @property
     def u_max(self) -> int:
@@ -108,6 +110,12 @@ class PanelFormat:
 _IQ4_TABLE = tuple(value + 128 for value in IQ4_VALUES)
 _FP4_TABLE = tuple(value + 16 for value in FP4_VALUES)
 
+
+def _grid_format(name: str, bits: int, offset: int) -> PanelFormat:
+    return PanelFormat(name, bits, offset, getattr(unpack_grids, name), SCHEMES[name],
+                       unpack_grids.TABLES[name], looks_up=True)  # fmt: skip
+
+
 FORMATS = {
     f.name: f
     for f in (
@@ -126,6 +134,13 @@ FORMATS = {
         PanelFormat("mxfp4", 4, 16, unpack.mxfp4, scales.Power(), _FP4_TABLE),
         PanelFormat("tq1_0", 2, 1, unpack.tq1_0, scales.Single(52)),
         PanelFormat("tq2_0", 2, 1, unpack.tq2_0, scales.Single(64)),
+        _grid_format("iq1_s", 3, 16),
+        _grid_format("iq1_m", 3, 16),
+        _grid_format("iq2_xxs", 3, 64),
+        _grid_format("iq2_xs", 3, 64),
+        _grid_format("iq2_s", 3, 64),
+        _grid_format("iq3_xxs", 4, 64),
+        _grid_format("iq3_s", 4, 16),
     )
 }
 

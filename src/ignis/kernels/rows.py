@@ -7,10 +7,10 @@ unpacking instructions, which stay inside 128-bit lanes, transpose them into lan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ignis.kernels.lang import Builder, Type, Value, i8, i16, i32
+from ignis.kernels.lang import Builder, Type, Value, i8, i16, i32, i64
 
 ROWS = 16  # rows of a panel: the lanes of an f32 vector
 
@@ -28,10 +28,29 @@ class Rows:
         """16 bytes of each row, from offset `at` on."""
         return self._join([row.at(at).load(i8.x(16)) for row in self._pointers])
 
-    def dword(self, at: int) -> Value:
+    def dword(self, at: Index) -> Value:
         """4 bytes of each row, four times over in its lane."""
-        words = [row.at(at).load(i32).splat(4).bits(i8.x(16)) for row in self._pointers]
-        return self._join(words)
+        return self._repeated(at, i32)
+
+    def qword(self, at: Index) -> Value:
+        """8 bytes of each row, twice over in its lane."""
+        return self._repeated(at, i64)
+
+    def numbers(self, read: Callable[[Value], Sequence[Value]]) -> Value:
+        """What `read` finds in each row, 16 bytes of numbers, side by side in its lane."""
+        return self._join([self._vector(read(row)) for row in self._pointers])
+
+    def _repeated(self, at: Index, type_: Type) -> Value:
+        times = 16 // type_.nbytes
+        return self._join(
+            [row.at(at).load(type_).splat(times).bits(i8.x(16)) for row in self._pointers]
+        )
+
+    def _vector(self, numbers: Sequence[Value]) -> Value:
+        vector = self.k.const(numbers[0].type.x(len(numbers)), 0)
+        for i, number in enumerate(numbers):
+            vector = self.k.insert(vector, i, number)
+        return vector.bits(i8.x(16))
 
     def _join(self, parts: list[Value]) -> Value:
         while len(parts) > 1:

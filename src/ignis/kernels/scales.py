@@ -11,13 +11,16 @@ block's number b be known while the kernel is built or only when it runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ignis.kernels import a8
 from ignis.kernels.lang import Builder, Type, Value, f16, f32, i8, i16, i32
 from ignis.kernels.rows import ROWS, Index, PanelRows
+
+Read: TypeAlias = "Callable[[int, Type], Value]"
+"""The number of a type at a byte of a group: of one row, or of 16 rows as a vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,14 @@ class Field:
     at: int
     type: Type
     count: int = 1
+
+    def word(self, read: Read, i: int) -> Value:
+        return read(self.at + i * self.type.nbytes, self.type)
+
+    def of_rows(self, rows: PanelRows) -> list[Value]:
+        if self.count == 4:
+            return rows.dwords(self.at)
+        return [self.word(rows.gather, i) for i in range(self.count)]
 
 
 class Header(Protocol):
@@ -55,23 +66,21 @@ class FileHeader:
     """The header of 16 rows in the file."""
 
     def __init__(self, fields: tuple[Field, ...], rows: PanelRows) -> None:
-        self.words = [
-            rows.dwords(field.at)[: field.count] if field.count > 1
-            else [rows.gather(field.at, field.type)]
-            for field in fields
-        ]  # fmt: skip
+        self._fields = fields
+        self.words = [field.of_rows(rows) for field in fields]
 
     def word(self, field: int, i: Index = 0) -> Value:
         assert isinstance(i, int)
         return self.words[field][i]
 
-    def store(self, panel: Value) -> None:
+    def store(self, panel: Value) -> PanelHeader:
         """Write what `PanelHeader` reads."""
         at = 0
         for words in self.words:
             for word in words:
                 panel.at(at).store(word)
                 at += word.type.nbytes
+        return PanelHeader(self._fields, panel)
 
 
 class RowHeader:
@@ -81,8 +90,8 @@ class RowHeader:
         self._fields, self._row = fields, row
 
     def word(self, field: int, i: Index = 0) -> Value:
-        spec = self._fields[field]
-        return self._row.at(spec.at + i * spec.type.nbytes).load(spec.type)
+        assert isinstance(i, int)
+        return self._fields[field].word(lambda at, type_: self._row.at(at).load(type_), i)
 
 
 class Products(Protocol):
@@ -244,8 +253,8 @@ class Single:
         return tuple(Field(place, i16) for place in at)
 
     def terms(self, k: Builder, header: Header, b: Index, offset: int) -> Terms:
-        m = None if self.m_at is None else _half(header.word(1))
-        return Whole(offset, _half(header.word(0)), m)
+        m = None if self.m_at is None else half(header.word(1))
+        return Whole(offset, half(header.word(0)), m)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,13 +283,13 @@ class Pairs6:
     def terms(self, k: Builder, header: Header, b: Index, offset: int) -> Terms:
         late, byte = b // 4, 8 * (b % 4)  # blocks 4..7 have their low four bits in `nibbles`
         top = byte + 4 + 2 * late
-        low = _shift(header.word(0, 1 + 2 * late), byte) & 15
-        sc = low | (_shift(header.word(0, 1), top) & 3) << 4
-        low = _shift(header.word(0, 2 + late), byte + 4 * late) & 15
-        m = low | (_shift(header.word(0, 2), top) & 3) << 4
+        low = shift(header.word(0, 1 + 2 * late), byte) & 15
+        sc = low | (shift(header.word(0, 1), top) & 3) << 4
+        low = shift(header.word(0, 2 + late), byte + 4 * late) & 15
+        m = low | (shift(header.word(0, 2), top) & 3) << 4
         both = header.word(0, 0)
         return WholeLessMinimum(
-            _half(both) * sc.to(f32), Minimum(-_half(both >> 16), (m, m))
+            half(both) * sc.to(f32), Minimum(-half(both >> 16), (m, m))
         )
 
 
@@ -291,9 +300,9 @@ class Bytes8:
     fields: tuple[Field, ...] = (Field(208, i16), Field(192, i32, 4))
 
     def terms(self, k: Builder, header: Header, b: Index, offset: int) -> Terms:
-        pair = _shift(header.word(1, b // 2), 16 * (b % 2))
+        pair = shift(header.word(1, b // 2), 16 * (b % 2))
         sc = (pair << 24).sar(24), (pair << 16).sar(24)
-        return Halves(offset, _half(header.word(0)), sc)
+        return Halves(offset, half(header.word(0)), sc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +312,10 @@ class Nibbles4:
     fields: tuple[Field, ...] = (Field(80, i32), Field(0, i32, 4))
 
     def terms(self, k: Builder, header: Header, b: Index, offset: int) -> Terms:
-        pair = _shift(header.word(1, b // 2), 16 * (b % 2))
+        pair = shift(header.word(1, b // 2), 16 * (b % 2))
         both = header.word(0)
-        minimum = Minimum(-_half(both >> 16), ((pair >> 4) & 15, (pair >> 12) & 15))
-        return Halves(offset, _half(both), (pair & 15, (pair >> 8) & 15), minimum)
+        minimum = Minimum(-half(both >> 16), ((pair >> 4) & 15, (pair >> 12) & 15))
+        return Halves(offset, half(both), (pair & 15, (pair >> 8) & 15), minimum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +331,11 @@ class Split6:
 
     def terms(self, k: Builder, header: Header, b: Index, offset: int) -> Terms:
         # Scales 2 b and 2 b + 1 lie in neighbouring bytes of one dword.
-        nibbles = _shift(header.word(0, (b % 4 + 1) // 2), 16 * ((b % 4 + 1) % 2) + 4 * (b // 4))
-        pairs = _shift(header.word(0, 2 + b % 2), 16 * ((b + 1) % 2) + 2 * (b // 2))
+        nibbles = shift(header.word(0, (b % 4 + 1) // 2), 16 * ((b % 4 + 1) % 2) + 4 * (b // 4))
+        pairs = shift(header.word(0, 2 + b % 2), 16 * ((b + 1) % 2) + 2 * (b // 2))
         six = (nibbles & 0x0F0F) | (pairs & 0x0303) << 4
         sc = (six & 63) - 32, (six >> 8) - 32
-        return Halves(offset, _half(header.word(0, 3) >> 16), sc)
+        return Halves(offset, half(header.word(0, 3) >> 16), sc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,17 +346,17 @@ class Nibbles6:
 
     def terms(self, k: Builder, header: Header, b: Index, offset: int) -> Terms:
         first = header.word(0, 0)
-        low = _shift(header.word(0, 1), 4 * b) & 15
-        sc = (low | (_shift(first, 16 + 2 * b) & 3) << 4) - 32
-        return Whole(offset, _half(first) * sc.to(f32))
+        low = shift(header.word(0, 1), 4 * b) & 15
+        sc = (low | (shift(first, 16 + 2 * b) & 3) << 4) - 32
+        return Whole(offset, half(first) * sc.to(f32))
 
 
-def _half(word: Value) -> Value:
+def half(word: Value) -> Value:
     """The low 16 bits as a half, widened to f32."""
     return word.to(i16).bits(f16.x(word.type.lanes)).to(f32)
 
 
-def _shift(word: Value, amount: Index) -> Value:
+def shift(word: Value, amount: Index) -> Value:
     """word >> amount, one amount for all lanes."""
     if isinstance(amount, Value):
         amount = amount.to(i32)

@@ -9,7 +9,7 @@ layouts are drawn in `gguf.classic`, `gguf.kquants` and `gguf.codebooks`.
 
 from __future__ import annotations
 
-from ignis.kernels.lang import Value
+from ignis.kernels.lang import Builder, Value
 from ignis.kernels.rows import Index, Rows, shift_bytes
 
 Halves = tuple[Value, Value]
@@ -114,17 +114,22 @@ def _or(low: Halves, high: Halves) -> Halves:
 
 def _five_bits(rows: Rows, high_at: int, low_at: int) -> Halves:
     """Nibbles, and a dword whose bit i is the fifth bit of value i."""
-    k, low, dword = rows.k, _nibbles(rows.bytes(low_at)), rows.dword(high_at)
+    return _or(_nibbles(rows.bytes(low_at)), spread_bits(rows.k, rows.dword(high_at), 16))
+
+
+def spread_bits(k: Builder, dword: Value, number: int) -> Halves:
+    """Byte i is `number` where bit i of the dword (four times over in a lane) is set, else 0."""
     lanes = dword.type.lanes
     bits = k.const(dword.type, [1 << (i % 8) for i in range(lanes)])
-    zero, sixteen = k.const(dword.type, 0), k.const(dword.type, 16)
-    high = []
-    for half in range(2):
-        # In each lane of 16: byte 2 * half eight times, then the next one.
-        spread = k.shuffle(dword, dword, [i // 16 * 16 + 2 * half + i % 16 // 8
+    zero, one = k.const(dword.type, 0), k.const(dword.type, number)
+
+    def half(first: int) -> Value:
+        # In each lane of 16: byte `first` eight times, then the next one.
+        spread = k.shuffle(dword, dword, [i // 16 * 16 + first + i % 16 // 8
                                           for i in range(lanes)])  # fmt: skip
-        high.append(k.select((spread & bits) != 0, sixteen, zero))
-    return _or(low, (high[0], high[1]))
+        return k.select((spread & bits) != 0, one, zero)
+
+    return half(0), half(2)
 
 
 def _trit(packed: Value, n: int) -> Value:

@@ -7,6 +7,7 @@ No fast-math flag appears anywhere, so the order of float operations is the one 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -226,6 +227,18 @@ class LlvmBuilder(Builder):
 
     def dot4(self, acc: Value, u: Value, s: Value, u_max: int = 255) -> Value:
         return dot4.emit(self, acc, u, s, u_max)
+
+    def data(self, content: bytes) -> Value:
+        digest = hashlib.sha256(content).hexdigest()
+        name = f"{self.module.name}.data.{digest[:16]}"
+        constant = self.module.globals.get(name)
+        if constant is None:
+            type_ = ir.ArrayType(ir.IntType(8), len(content))
+            constant = ir.GlobalVariable(self.module, type_, name)
+            constant.initializer = ir.Constant(type_, bytearray(content))
+            constant.linkage, constant.global_constant = "private", True
+            constant.align = 64
+        return self._new(ptr, self.b.bitcast(constant, ir.PointerType()))
 
     @property
     def wide_dot4(self) -> bool:

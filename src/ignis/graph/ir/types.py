@@ -37,7 +37,8 @@ ELEMENT = 4
 FLOAT_FORMATS = ("f32", "f16", "bf16")
 BLOCK_FORMATS = (
     "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl",
-    "iq4_xs", "mxfp4", "tq1_0", "tq2_0",
+    "iq4_xs", "mxfp4", "tq1_0", "tq2_0", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s",
+    "iq3_xxs", "iq3_s",
 )  # fmt: skip
 """Weight formats whose matmuls read A8 activations."""
 
