@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import ignis
-from ignis.errors import UsageError
-from ignis.perplexity import kl_base as files
+from ignis.errors import UsageError, WriteError
 from ignis.perplexity import measure_perplexity, open_kl_base
+from ignis.quantize import target
 from tests.conftest import REPOSITORY
 from tests.perplexity.test_rows import log_softmax
 from tests.random_models import write_random_model
@@ -170,12 +170,12 @@ def test_an_interrupted_run_leaves_nothing_and_an_old_base_whole(models, base, t
 
 
 def test_a_base_that_cannot_be_written_is_one_line(models, tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match="a folder stands there"):
+    with pytest.raises(UsageError, match="cannot write the base there: got no plain file"):
         measure_perplexity(models.f32, TEXT, n_ctx=CTX, save_kl=tmp_path)
-    with pytest.raises(UsageError, match="cannot write the base: No such file"):
+    with pytest.raises(WriteError, match="cannot write the base: No such file"):
         measure_perplexity(models.f32, TEXT, n_ctx=CTX, save_kl=tmp_path / "no" / "x")
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10))
-    with pytest.raises(UsageError, match="not enough room on the disk"):
+    monkeypatch.setattr(target.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10))
+    with pytest.raises(WriteError, match="not enough room on the disk"):
         measure_perplexity(models.f32, TEXT, n_ctx=CTX, save_kl=tmp_path / "x")
     assert not list(tmp_path.iterdir())
 

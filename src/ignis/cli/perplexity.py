@@ -58,7 +58,7 @@ def perplexity(
         raise click.UsageError("--save-kl and --kl-base exclude each other")
     import ignis
     from ignis import hub
-    from ignis.cli.interrupt import prompt_interrupt
+    from ignis.cli.interrupt import orderly_termination, prompt_interrupt
     from ignis.cli.progress import TerminalProgress, WindowProgress
     from ignis.perplexity import measure_perplexity, open_kl_base
     from ignis.perplexity.windows import DEFAULT_CTX
@@ -71,7 +71,7 @@ def perplexity(
     with prompt_interrupt():    # while it compiles; steps watch for Ctrl-C themselves
         loaded = ignis.load(path, threads=threads, n_ctx=context, engine=engine, pre=pre,
                             weights=weights)
-    with loaded, WindowProgress(context, quiet) as progress:
+    with orderly_termination(), loaded, WindowProgress(context, quiet) as progress:
         result = measure_perplexity(loaded, text, n_ctx=context, kl_base=base, save_kl=save_kl,
                                     progress=progress.advance)
     if save_kl is not None:

@@ -6,12 +6,9 @@ larger than memory can be written. The file appears under its name only when it 
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
-import secrets
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import error as StructError  # noqa: N812 (an exception, whatever its case)
@@ -22,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ignis.errors import UsageError
+from ignis.gguf.atomic import written_whole
 from ignis.gguf.blocks import BLOCKS, BlockFormat
 from ignis.gguf.strings import StringArray
 from ignis.gguf.values import DEFAULT_ALIGNMENT, DTYPES, MAGIC, STRUCTS, ValueType
@@ -138,20 +136,8 @@ class GGUFWriter:
 
         `check` may look at the complete file under its temporary name, and refuse it by raising.
         """
-        _sweep(self.path)
-        temporary = self.path.with_name(_temporary_name(self.path, secrets.token_hex(4)))
-        try:
-            with temporary.open("xb") as file:
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX)
-                self._write_to(file)
-                file.flush()
-                os.fsync(file.fileno())
-                if check is not None:
-                    check(temporary)
-                temporary.replace(self.path)
-            _sync_folder(self.path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with written_whole(self.path, check) as file:
+            self._write_to(file)
 
     def _add(self, name: str, shape: Sequence[int], block: BlockFormat, pieces: Pieces) -> None:
         if name in self._tensors:
@@ -189,30 +175,6 @@ class GGUFWriter:
     def _check_shape(self, name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         if got != wanted:
             raise UsageError(f"shape of tensor '{name}'", where=self.path, got=got, wanted=wanted)
-
-
-def _temporary_name(path: Path, mark: str) -> str:
-    return f".{path.name}.{mark}.tmp"
-
-
-def _sweep(path: Path) -> None:
-    """Remove what killed writers of `path` left behind; a living one holds a lock on its file."""
-    prefix, suffix = _temporary_name(path, "/").split("/")
-    for stale in path.parent.iterdir():
-        if not (stale.name.startswith(prefix) and stale.name.endswith(suffix)):
-            continue
-        with suppress(OSError), stale.open("rb") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            stale.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush the folder itself, so that a rename outlives a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _block_format(format: str | BlockFormat) -> BlockFormat:

@@ -26,9 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,9 +36,11 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from ignis.errors import UsageError
+from ignis.errors import IgnisError, UsageError, WriteError
+from ignis.gguf.atomic import written_whole
 from ignis.perplexity.rows import RowRecord
 from ignis.perplexity.windows import MIN_CTX, Windows
+from ignis.quantize.target import check_room
 
 if TYPE_CHECKING:
     from ignis.text import Tokenizer
@@ -156,32 +156,18 @@ def writing_kl_base(
 ) -> Iterator[BinaryIO]:
     """A file for the records, header and tokens written; it appears under its name at the end.
 
-    Raises UsageError where it can't be written, or the disk has no room for it.
+    Raises UsageError for a path that is no file's, WriteError where the disk refuses or is full.
     """
-    needed = base_nbytes(windows, n_vocab)
-    folder = path.absolute().parent
-    with _readable_errors(path, "write"):
-        free = shutil.disk_usage(folder).free
-        if free < needed:
-            raise UsageError("not enough room on the disk", where=path,
-                             got=f"{free >> 20} MiB free", wanted=f"{needed >> 20} MiB",
-                             hint="choose a shorter text or another folder")  # fmt: skip
-        if path.is_dir():
-            raise UsageError("a folder stands there", where=path, wanted="the name of a file")
-        with tempfile.NamedTemporaryFile(
-            dir=folder, prefix=f".{path.name}-", suffix=".part", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            try:
-                file.write(_header(windows, n_vocab, vocabulary))
-                yield file  # type: ignore[misc]  # the wrapper has all that a BinaryIO has
-                file.flush()
-                os.fsync(file.fileno())
-                temporary.chmod(0o666 & ~_umask())
-                temporary.replace(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+    with _told(WriteError, "write", path):
+        # Links are followed: the file itself is replaced, not its name.
+        whole = path.resolve()
+        check_room(whole, base_nbytes(windows, n_vocab))
+        if whole.exists() and not whole.is_file():
+            raise UsageError("cannot write the base there", where=path, got="no plain file",
+                             wanted="a file name")  # fmt: skip
+        with written_whole(whole) as file:
+            file.write(_header(windows, n_vocab, vocabulary))
+            yield file
 
 
 def base_nbytes(windows: Windows, n_vocab: int) -> int:
@@ -226,20 +212,13 @@ def _check_size(path: Path, nbytes: int, n_ctx: int, n_vocab: int, n_tokens: int
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    with _readable_errors(path, "read"), path.open("rb") as file:
+    with _told(UsageError, "read", path), path.open("rb") as file:
         yield file
 
 
 @contextmanager
-def _readable_errors(path: Path, what: str) -> Iterator[None]:
+def _told(kind: type[IgnisError], what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"cannot {what} the base: {error.strerror}", where=path) from None
-
-
-def _umask() -> int:
-    """What new files may not be; it can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+        raise kind(f"cannot {what} the base: {error.strerror}", where=path) from None

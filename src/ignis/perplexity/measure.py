@@ -41,8 +41,8 @@ def measure_perplexity(
         kl_base: what `open_kl_base` returned; the run is compared with it.
         save_kl: write the distributions of this run to that file.
 
-    Raises: UsageError for a text that is too short, a base that does not fit, a file that can't be
-        written; NumericsError for logits that are no numbers.
+    Raises: UsageError for a text that is too short or a base that does not fit; WriteError for a
+        file that can't be written; NumericsError for logits that are no numbers.
     """
     windows = _windows(model, text, n_ctx, kl_base)
     if windows.n_ctx > model.n_ctx:
