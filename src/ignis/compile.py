@@ -35,7 +35,7 @@ from ignis.runtime.engine import (
     ReferenceEngine,
 )
 from ignis.runtime.threads import available_threads
-from ignis.runtime.weights import choose_layout, packed_tensors
+from ignis.runtime.weights import WeightStore, choose_layout, packed_tensors
 from ignis.settings import Settings
 from ignis.target import Target
 
@@ -127,6 +127,8 @@ def compile_model(
         # The imperative engine runs what the model says op by op.
         unwanted = set(TOGGLES) - {"layout"} if engine == "imperative" else set(disabled_passes)
         disabled = unwanted | without_layout(naive, weights)
+        # First of all, as the system then makes room for packed weights while the passes run.
+        store = WeightStore(file, naive if "layout" in disabled else layout(naive))
         graph, passes = run_pipeline(naive, disabled, on_pass)
         verify(graph, legalized=True)
         options = EngineOptions(
@@ -134,7 +136,7 @@ def compile_model(
             ObjectCache(settings.objects_dir), "plan_memory" not in disabled,
         )  # fmt: skip
         kind = NativeEngine if engine == "graph" else ImperativeEngine
-        runner = kind(file, config, graph, options)
+        runner = kind(file, config, graph, options, store)
         plan, weights, built = runner.plan(1, 1), runner.weights.layout, runner.library.report
         n_values, n_buffers = plan.n_values, plan.n_buffers
         naive_nbytes, arena, output = plan.naive_nbytes, plan.nbytes, plan.output_nbytes

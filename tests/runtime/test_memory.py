@@ -10,8 +10,8 @@ import pytest
 
 from ignis.gguf import open_gguf
 from ignis.graph.ir.types import align
-from ignis.runtime.memory import Memory
-from ignis.runtime.weights import advise_dont_need, packing_pieces
+from ignis.runtime.memory import Memory, drop_pages
+from ignis.runtime.weights import packing_pieces
 from tests.random_models import BLOCK_FORMATS, write_random_model
 from tests.runtime.engines import engine, feed
 from tests.runtime.scripts import run_script
@@ -32,6 +32,8 @@ def test_huge_memory_is_memory() -> None:
     """Asking for huge pages must not change what is there, nor fail where there are none."""
     for nbytes in (1, 3 << 20):
         memory = Memory(nbytes, huge=True)
+        memory.commit_ahead()
+        memory.wait_committed()
         assert not memory.bytes.any()
         memory.bytes[-1] = 7
         assert memory.view(np.uint8, 1, memory.nbytes - 1)[0] == 7
@@ -51,7 +53,7 @@ def test_packing_leaves_the_file_readable(tmp_path: Path) -> None:
         )
         assert whole.tobytes() == stored
         address, nbytes, _ = file.mappings[0]
-        advise_dont_need(address, nbytes)
+        drop_pages(address, nbytes)
         assert whole.tobytes() == stored
         assert np.array_equal(feed(packed, ids), wanted)
         assert packed.weights.packed and packed.weights.layout == "packed"

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,10 +18,9 @@ from numpy.typing import NDArray
 
 from ignis.gguf import BlockFormat, GGUFFile
 from ignis.gguf.values import DEFAULT_ALIGNMENT
-from ignis.graph.ir.types import align
 from ignis.quantize.mix import ModelFacts
 from ignis.runtime.guard import guard_mappings
-from ignis.runtime.weights import advise_dont_need
+from ignis.runtime.memory import drop_pages
 
 Rows = NDArray[np.uint8]
 
@@ -97,10 +95,9 @@ class GGUFSource:
 
         def release(start: int, stop: int) -> None:
             """Let the system drop the pages: shared ones are read again if need be."""
-            first = self._file.address(name) + start * rows.shape[1]
-            nbytes = (stop - start) * rows.shape[1]
-            page = first & -mmap.PAGESIZE
-            advise_dont_need(page, align(first + nbytes - page, mmap.PAGESIZE))
+            row_nbytes = rows.shape[1]
+            first = self._file.address(name) + start * row_nbytes
+            drop_pages(first, (stop - start) * row_nbytes)
 
         return SourceTensor(name, info.shape, info.format, lambda a, b: rows[a:b], release)
 

@@ -92,8 +92,9 @@ class NativeEngine:
     fused = True  # one call a step, planned memory
 
     def __init__(
-        self, file: GGUFFile, config: ModelConfig, graph: Graph, options: EngineOptions
-    ) -> None:
+        self, file: GGUFFile, config: ModelConfig, graph: Graph, options: EngineOptions,
+        weights: WeightStore,
+    ) -> None:  # fmt: skip
         self.graph, self.config, self.options = graph, config, options
         self.n_ctx, self.n_slots = options.n_ctx, options.n_slots
         self._file = file
@@ -103,7 +104,7 @@ class NativeEngine:
             self.n_slots,
         )
         self.tables = StepTables(MAX_TOKENS, MAX_LOGITS)
-        self.weights = WeightStore(file, graph)
+        self.weights = weights
         self._rope_tables: dict[tuple[Any, ...], RopeTable] = {}
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._plans: dict[tuple[int, int], MemoryPlan] = {}
@@ -268,6 +269,7 @@ class NativeEngine:
 
     def _pack(self) -> None:
         """Fill the panels, some megabytes at a time, and let go of the file's pages behind."""
+        self.weights.wait_committed()
         group: list[PackingPiece] = []
         for tensor in self.weights.packed:
             for piece in packing_pieces(tensor, PACK_NBYTES):

@@ -7,7 +7,6 @@ which a mapped file does not have.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from ignis.graph.ir.types import ALIGNMENT, MAPPED, PANELS, align
 from ignis.kernels.panels import FORMATS
 from ignis.kernels.rows import ROWS
 from ignis.runtime.cgroup import free_memory
-from ignis.runtime.memory import Memory
+from ignis.runtime.memory import Memory, drop_pages
 
 LAYOUTS = ("auto", "mapped", "packed")
 
@@ -131,11 +130,17 @@ class WeightStore:
         self.packed = packed_tensors(graph)
         # A cache line apart: no two tensors of one size start a power of two apart.
         self._packed = Memory(sum(align(t.nbytes) + ALIGNMENT for t in self.packed), huge=True)
+        if self.packed:
+            self._packed.commit_ahead()
         self.addresses = {name: file.address(name) for name in graph.weights}
         offset = 0
         for tensor in self.packed:
             self.addresses[tensor.name] = self._packed.address + offset
             offset = align(offset + tensor.nbytes) + ALIGNMENT
+
+    def wait_committed(self) -> None:
+        """Wait until memory for what is packed first is there."""
+        self._packed.wait_committed()
 
     @property
     def layout(self) -> str:
@@ -144,16 +149,4 @@ class WeightStore:
 
     def release_mapped(self, piece: PackingPiece) -> None:
         """Let the system drop the file's pages of rows that have been packed."""
-        start = self._file.address(piece.tensor.name) + piece.offset_bytes
-        first = align(start, mmap.PAGESIZE)
-        last = (start + piece.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if last > first:
-            advise_dont_need(first, last - first)
-
-
-def advise_dont_need(address: int, nbytes: int) -> None:
-    """madvise(MADV_DONTNEED) on mapped file pages: dropped, and read again if touched."""
-    import ctypes  # only here: the call has no counterpart for a mapping that NumPy holds
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), mmap.MADV_DONTNEED)
+        drop_pages(self._file.address(piece.tensor.name) + piece.offset_bytes, piece.nbytes)

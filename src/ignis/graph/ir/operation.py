@@ -43,9 +43,9 @@ class Value:
     """
 
     name: str
-    type: TensorType
+    type: TensorType = field(hash=False)  # names tell values apart, and passes look many up
     is_weight: bool = False
-    splat: float | None = None
+    splat: float | None = field(default=None, hash=False)
 
     def __str__(self) -> str:
         return f"{'@' if self.is_weight else '%'}{self.name}"
