@@ -241,7 +241,8 @@ def test_ctrl_c_ends_the_answer_and_then_the_chat(terminal):
     for _ in range(50):
         terminal.process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            assert terminal.process.wait(timeout=0.2) == 130
+            # On a busy machine the next one may find the interpreter on its way out already.
+            assert terminal.process.wait(timeout=0.2) in (130, -signal.SIGINT)
             return
     pytest.fail("the chat goes on")
 
