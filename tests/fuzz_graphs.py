@@ -22,14 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ignis.errors import IgnisError
-from ignis.graph.ir import Graph, Operation, print_graph
+from ignis.graph.ir import Graph, Operation, Value, print_graph
 from ignis.graph.ir.a8 import dequantize_a8, quantize_a8
 from ignis.graph.ir.evaluation import Evaluation, ReferenceCache
+from ignis.graph.ir.ops import Attend, Matmul, MatmulGroup, Quantize, RopeStore, Route
 from ignis.graph.passes import TOGGLES
 from ignis.graph.passes.dead_code import dead_code
 from ignis.native.host import host_target
 from ignis.target import Target
-from tests.compiler.bounds import MOST, bound
+from tests.compiler.bounds import MOST, attend_slack, bound, rope_of
 from tests.compiler.graph_runner import GraphRunner, Setting, decoded, encode, run_chunks
 from tests.compiler.random_graphs import Case, random_case
 from tests.runtime.test_accuracy import unpack_a8
@@ -68,82 +69,95 @@ def check_plain(case: Case, encoded: dict[str, Array], folder: Path) -> list[Arr
     slots, positions = (np.array(x) for x in zip(*case.tokens, strict=True))
     step = Evaluation(numbers.__getitem__, ReferenceCache("f16"), positions, slots,
                       np.array(sorted(case.wanted), dtype=np.int64), False, {})  # fmt: skip
-    sizes = len(case.tokens), len(case.wanted)
-    for op in runner.graph.operations:
-        for value in op.operands:
-            if not value.is_weight:
-                step.values[value] = _read(runner, value, sizes)
-        with np.errstate(all="ignore"):  # numbers may well overflow; what comes out is compared
-            _check_op(op, runner, step, sizes)
+    check = _PlainCheck(runner, step, (len(case.tokens), len(case.wanted)))
+    with np.errstate(all="ignore"):  # numbers may well overflow; what comes out is compared
+        for op in runner.graph.operations:
+            check.op(op)
     return wanted
 
 
-def _read(runner: GraphRunner, value: Any, sizes: tuple[int, int]) -> Array:
-    rows, width = value.type.sizes(*sizes)
-    if value.type.dtype == "a8":
-        q, d, _ = unpack_a8(runner.values[value].bytes, rows, width)
-        return dequantize_a8(q, d)
-    if value.type.dtype == "experts":  # the chosen ones stand first
-        chosen = runner.values[value].bytes[: 4 * rows * width].view(np.int32)
-        return chosen.reshape(rows, width).astype(np.float64)
-    return runner.values[value].floats(rows, width).astype(np.float64)
+class _PlainCheck:
+    """Compares op after op of a plain run with its meaning, fed the bits that it read."""
 
+    def __init__(self, runner: GraphRunner, step: Evaluation, sizes: tuple[int, int]) -> None:
+        self._runner, self._step, self._sizes = runner, step, sizes
+        self._key_errors: dict[int, dict[int, Array]] = {}  # by layer and slot, behind rope_store
 
-def _check_op(op: Operation, runner: GraphRunner, step: Evaluation, sizes: tuple[int, int]) -> None:
-    """One op against its meaning, fed the bits that it read."""
-    if any(not np.isfinite(step.values[v]).all() for v in op.operands if not v.is_weight):
-        return
-    if op.name == "quantize":
-        x = step.values[op.operands[0]]
-        if op.attributes["rows"] == "R":
-            x = x[step.logit_rows]
+    def op(self, op: Operation) -> None:
+        """Raise MismatchError unless the op's results are what they should be."""
+        step = self._step
+        for value in op.operands:
+            if not value.is_weight:
+                step.values[value] = self._read(value)
+        if any(not np.isfinite(step.values[v]).all() for v in op.operands if not v.is_weight):
+            return
+        if isinstance(op, Quantize):
+            self._quantize(op)
+        elif isinstance(op, MatmulGroup):
+            for (weight, bias), result in zip(op.members, op.results, strict=True):
+                part = Matmul.create({"x": op.x, "weight": weight, "bias": bias}, {}, [result.name])
+                self._compare(part, part.evaluate(step), result)
+        elif isinstance(op, RopeStore):
+            self._rope_store(op)
+        elif isinstance(op, Route):
+            chosen, gates = op.evaluate(step)
+            if not np.array_equal(self._read(op.results[0]), chosen):
+                raise MismatchError(f"{op.results[0]}: route chooses other experts than float64")
+            self._compare(op, gates, op.results[1])
+        elif not isinstance(op, Attend):
+            self._compare(op, op.evaluate(step), op.result)
+        elif op.layer in self._key_errors:
+            exact = op.evaluate(step)
+            more = attend_slack(op, step, self._key_errors[op.layer])
+            self._compare(op, exact, op.result, more)
+
+    def _read(self, value: Value) -> Array:
+        rows, width = value.type.sizes(*self._sizes)
+        buffer = self._runner.values[value]
+        if value.type.dtype == "a8":
+            q, d, _ = unpack_a8(buffer.bytes, rows, width)
+            return dequantize_a8(q, d)
+        if value.type.dtype == "experts":  # the chosen ones stand first
+            chosen = buffer.bytes[: 4 * rows * width].view(np.int32)
+            return chosen.reshape(rows, width).astype(np.float64)
+        return buffer.floats(rows, width).astype(np.float64)
+
+    def _quantize(self, op: Quantize) -> None:
+        x = self._step.values[op.x]
+        if op.rows == "R":
+            x = x[self._step.logit_rows]
         q, d, s = quantize_a8(x)
-        got = unpack_a8(runner.values[op.result].bytes, *q.shape)
+        got = unpack_a8(self._runner.values[op.result].bytes, *q.shape)
         if not all(np.array_equal(a, b) for a, b in zip(got, (q, d, -128 * s), strict=True)):
             raise MismatchError(f"{op.result}: quantize gives other integers than NUMERICS 1")
-        return
-    if op.name in ("rope_store", "attend", "matmul_group", "route"):
-        _check_parts(op, runner, step, sizes)
-        return
-    _compare(op, op.evaluate(step), runner, step, sizes, op.result)
+
+    def _rope_store(self, op: RopeStore) -> None:
+        """The rotated q; and what the cache must hold, with the keys that f16 may round apart."""
+        step = self._step
+        turned = op.evaluate(step)  # stores the keys, too
+        q, k = (rope_of(op, x) for x in (op.q, op.k))
+        self._compare(q, turned, op.result)
+        exact = k.evaluate(step)
+        error = np.broadcast_to(bound(k, step, exact), exact.shape)
+        apart = np.abs(_f16(exact + error) - _f16(exact - error))
+        self._key_errors[op.layer] = {
+            int(slot): apart[step.slots == slot] for slot in np.unique(step.slots)
+        }
+
+    def _compare(self, op: Operation, exact: Any, result: Value, more: Any = 0.0) -> None:
+        got = self._read(result)
+        if not np.isfinite(exact).all():  # keys beyond f16, say: bits are still compared
+            return
+        allowed = np.broadcast_to(bound(op, self._step, exact) + more, got.shape)
+        wrong = ~(np.abs(got - exact) <= allowed) & (np.abs(exact) < MOST)
+        if wrong.any():
+            at = tuple(np.argwhere(wrong)[0].tolist())
+            raise MismatchError(f"{op.name} {result}{list(at)} is {got[at]!r}, in float64 "
+                                f"{exact[at]!r}, allowed {allowed[at]:.3g}")  # fmt: skip
 
 
-def _check_parts(
-    op: Operation, runner: GraphRunner, step: Evaluation, sizes: tuple[int, int]
-) -> None:
-    """Fused ops by the parts that they stand for."""
-    from ignis.graph.ir.ops import Matmul, MatmulGroup, Rope, RopeStore, Route
-
-    if isinstance(op, MatmulGroup):
-        for (weight, bias), result in zip(op.members, op.results, strict=True):
-            part = Matmul.create({"x": op.x, "weight": weight, "bias": bias}, {}, [result.name])
-            _compare(part, part.evaluate(step), runner, step, sizes, result)
-    elif isinstance(op, Route):
-        chosen, gates = op.evaluate(step)
-        if not np.array_equal(_read(runner, op.results[0], sizes), chosen):
-            raise MismatchError(f"{op.results[0]}: route chooses other experts than float64")
-        _compare(op, gates, runner, step, sizes, op.results[1])
-    elif isinstance(op, RopeStore):
-        known = {spec.name for spec in Rope.attribute_specs}
-        attributes = {name: value for name, value in op.attributes.items() if name in known}
-        part = Rope.create({"x": op.q, "factors": op.factors}, attributes, [op.result.name])
-        _compare(part, part.evaluate(step), runner, step, sizes, op.result)
-        # The rotated keys are no value, so what attend makes of them is compared by bits only.
-
-
-def _compare(
-    op: Operation, exact: Any, runner: GraphRunner, step: Evaluation, sizes: tuple[int, int],
-    result: Any,
-) -> None:  # fmt: skip
-    got = _read(runner, result, sizes)
-    if not np.isfinite(exact).all():  # keys beyond f16, say: bits are still compared
-        return
-    allowed = np.broadcast_to(bound(op, step, exact), got.shape)
-    wrong = ~(np.abs(got - exact) <= allowed) & (np.abs(exact) < MOST)
-    if wrong.any():
-        at = tuple(np.argwhere(wrong)[0].tolist())
-        raise MismatchError(f"{op.name} {result}{list(at)} is {got[at]!r}, in float64 "
-                            f"{exact[at]!r}, allowed {allowed[at]:.3g}")  # fmt: skip
+def _f16(x: Array) -> Array:
+    return x.astype(np.float32).astype(np.float16).astype(np.float64)
 
 
 def levels() -> list[str]:

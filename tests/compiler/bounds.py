@@ -7,12 +7,14 @@ an op does adds a few u. The bounds follow from that; none is fitted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ignis.graph.ir import Operation
+from ignis.graph.ir import Operation, Value
+from ignis.graph.ir.attention import Attend, Rope, RopeStore
 from ignis.graph.ir.evaluation import Evaluation
 
 U = 2.0**-24
@@ -67,7 +69,7 @@ def bound(op: Operation, step: Evaluation, wanted: NDArray[np.float64]) -> Any:
         x, w = step[op.operand("x")], step[op.operand("weight")]  # type: ignore[index]
         products = np.abs(x) @ np.abs(w).reshape(-1, 1)
         return ((x.shape[1] + 2) * products + 8) * U * size + TINY
-    assert op.name == "attention", op.name
+    assert op.name in ("attention", "attend"), op.name
     return _attention_bound(op, step)
 
 
@@ -110,15 +112,35 @@ def _expert_bound(op: Operation, step: Evaluation, wanted: NDArray[np.float64]) 
 def _attention_bound(op: Operation, step: Evaluation) -> Any:
     """Scores err by (C + 2) u of their size; weights by as much in the exponent, plus n roundings
     of the sums; values are weighted means, so all of it times the largest value seen."""
-    q, k, v = (np.abs(step[value]) for value in op.operands[:3])
+    q = np.abs(step[op.operands[0]])
+    k, v = (step[value] for value in op.operands[1:3]) if op.name == "attention" else (q[:0],) * 2
     head_dim = int(op.attributes["head_dim"])  # type: ignore[arg-type]
     scale = float(op.attributes["scale"])  # type: ignore[arg-type]
-    seen = max(_largest(step, op, 0), float(k.max(initial=0)))
+    seen = max(_largest(step, op, 0), float(np.abs(k).max(initial=0)))
     cap = float(op.attributes.get("softcap", 0.0))  # type: ignore[arg-type]
     score = head_dim * float(q.max(initial=0)) * seen * scale + 8 * cap
-    value = max(_largest(step, op, 1), float(v.max(initial=0)))
+    value = max(_largest(step, op, 1), float(np.abs(v).max(initial=0)))
     n_keys = int(step.positions.max()) + 1
     return (2 * (head_dim + 3) * score + 2 * n_keys + 40) * U * value + 2.0**-24 * value + TINY
+
+
+def attend_slack(op: Attend, step: Evaluation, errors: Mapping[int, Any]) -> float:
+    """What keys may add to the error of attention: `errors` [n, K*C] by slot, of what the cache
+    holds. A score errs by q times that, a weight by twice as much in the exponent."""
+    score = 0.0
+    for slot, error in errors.items():
+        q = np.abs(step[op.q][step.slots == slot]).reshape(-1, op.n_kv_heads,
+                                                           op.n_heads // op.n_kv_heads, op.head_dim)
+        keys = error.reshape(-1, op.n_kv_heads, op.head_dim)
+        score = max(score, float(np.einsum("tkgc,nkc->tkgn", q, keys).max(initial=0)) * op.scale)
+    return 2 * float(np.expm1(score)) * _largest(step, op, 1)
+
+
+def rope_of(op: RopeStore, x: Value) -> Rope:
+    """The rope that a rope_store does on q or on k."""
+    known = {spec.name for spec in Rope.attribute_specs}
+    attributes = {name: value for name, value in op.attributes.items() if name in known}
+    return Rope.create({"x": x, "factors": op.factors}, attributes, [f"{x.name}.turned"])
 
 
 def _largest(step: Evaluation, op: Operation, which: int) -> float:

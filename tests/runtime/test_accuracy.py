@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from ignis.gguf import GGUFFile, open_gguf
 from ignis.graph.ir import Operation, Value
 from ignis.graph.ir.a8 import dequantize_a8, quantize_a8
 from ignis.graph.ir.evaluation import Evaluation, ReferenceCache
+from ignis.graph.ir.ops import Attend, Attention, Matmul, MatmulGroup, RopeStore
+from ignis.graph.models import build_graph
+from ignis.graph.passes import run_pipeline
 from ignis.kernels import a8
 from ignis.runtime.engine import ImperativeEngine
 from ignis.runtime.step import StepBatch
 from ignis.settings import Settings
-from tests.compiler.bounds import bound
+from tests.compiler.bounds import bound, rope_of
 from tests.converters import llama_to_qwen2
 from tests.random_models import KINDS, random_models, write_random_model
 from tests.runtime.engines import engine, feed, mean_kl
@@ -62,12 +66,57 @@ def check_every_op(runner: ImperativeEngine, file: GGUFFile) -> None:
         _check(op, values, lambda name: file.array(name).astype(np.float64))
 
 
+@pytest.mark.parametrize(("kind", "formats"), [
+    ("llama", ("q8_0", "q4_1")), ("qwen2", ("f16",)), ("gemma2", ("q8_0",)), ("gemma3", ("f32",)),
+    ("smollm3", ("q4_0", "f32")), ("phi3", ("q8_0",)), ("yarn", ("bf16",)),
+])  # fmt: skip
+def test_every_fused_op_on_the_engines_own_inputs(
+    tmp_path: Path, kind: str, formats: tuple[str, ...]
+) -> None:
+    """The same behind all passes: groups, gated units, residuals, and attention on rotated keys.
+
+    Those keys go straight to the cache and are no value; the plain graph has their bits.
+    """
+    path = write_random_model(tmp_path / "m.gguf", formats=formats, tied=False, **KINDS[kind])
+    ids = np.random.default_rng(3).integers(0, 297, N_TOKENS).tolist()
+    batch = StepBatch(ids, [0] * N_TOKENS, range(N_TOKENS), range(0, N_TOKENS, 2))
+    with open_gguf(path) as file:
+        plain, config, _ = compile_model(file, Settings(cache_dir=tmp_path), engine="imperative")
+        assert isinstance(plain, ImperativeEngine)
+        graph, _ = run_pipeline(build_graph(config, file.tensors), {"schedule_steps"})
+        fused = ImperativeEngine(file, config, graph, plain.options)
+        logits = [runner.forward(batch) for runner in (plain, fused)]
+        assert np.array_equal(*logits)
+        values, unfused = _Values(fused, batch), _Values(plain, batch)
+        values.stored = {
+            op.layer: (unfused.read(op.k), unfused.read(op.v))
+            for op in plain.graph.operations if isinstance(op, Attention)
+        }  # fmt: skip
+        for op in graph.operations:
+            for part in _parts(op):
+                _check(part, values, lambda name: file.array(name).astype(np.float64))
+        for runner in (plain, fused):
+            runner.close()
+    assert {"rmsnorm", "rope_store", "attend"} <= graph.kinds.keys()
+
+
+def _parts(op: Operation) -> list[Operation]:
+    """The ops of one result that a fused op stands for."""
+    if isinstance(op, MatmulGroup):
+        return [
+            Matmul.create({"x": op.x, "weight": weight, "bias": bias}, {}, [result.name])
+            for (weight, bias), result in zip(op.members, op.results, strict=True)
+        ]
+    return [replace(rope_of(op, op.q), results=op.results)] if isinstance(op, RopeStore) else [op]
+
+
 class _Values:
     """What the imperative engine left in its buffers."""
 
     def __init__(self, runner: ImperativeEngine, batch: StepBatch) -> None:
         self.bucket = runner._bucket(len(batch.ids), len(batch.logit_rows))
         self.batch = batch
+        self.stored: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
 
     def read(self, value: Value) -> NDArray[np.float64]:
         """The value as float64 [rows, width]; A8 as what its blocks stand for."""
@@ -119,6 +168,8 @@ def _check(op: Operation, values: _Values, weights: Any) -> None:
         assert np.array_equal(got_q, q) and np.array_equal(got_d, d)
         assert np.array_equal(got_n, -128 * s)
         return
+    if isinstance(op, Attend):
+        step.cache.store(op.layer, 0, step.positions, *values.stored[op.layer])
     found = op.evaluate(step)
     for result, wanted in zip(op.results, found if isinstance(found, tuple) else [found],
                               strict=True):  # fmt: skip
@@ -138,9 +189,9 @@ def _bound(op: Operation, step: Evaluation, wanted: NDArray[np.float64]) -> Any:
         return (w.shape[1] + 4) * EPSILON * (sizes + np.abs(wanted)) + 1e-30
     if op.name in ("expert_matmul", "expert_sum", "route", "row_gate"):
         return bound(op, step, wanted)
-    if op.name == "attention":
+    if isinstance(op, Attention | Attend):
         # p is within n units of the scores' absolute error; values are convex combinations.
-        v = np.abs(step[op.operand("v")]).max()  # type: ignore[index]
+        v = np.nanmax(np.abs(step.cache.read(op.layer, 0, N_TOKENS)[1]))
         return 600 * EPSILON * v
     scale = np.abs(wanted).max(-1, keepdims=True)
     n = wanted.shape[-1] if op.name in ("normalize", "rmsnorm") else 1
