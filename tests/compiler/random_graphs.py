@@ -18,6 +18,7 @@ Array = NDArray[Any]
 WIDTHS = (1, 7, 15, 16, 17, 31, 33, 48, 32, 64, 96, 160, 256)
 HEADS = ((2, 1, 16), (3, 3, 32), (4, 2, 32), (6, 2, 48))  # H, K, C: groups of 2, 1, 2, 3
 FORMATS = (*FLOAT_FORMATS, *(name for name in BLOCK_FORMATS if BLOCKS[name].encodable))
+EXPERT_FORMATS = ("f32", "bf16", "q4_0", "q8_0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,10 @@ class _Maker:
     def matrix(
         self, n_outputs: int, n_inputs: int, dtype: str | None = None, n_experts: int = 0
     ) -> Value:
-        fit = [f for f in FORMATS if n_inputs % max(BLOCKS[f].block_size, 1) == 0
-               and (f in FLOAT_FORMATS or n_inputs % 32 == 0)]
+        # Each format of experts is four more kernels to compile, so there are few.
+        fit = [f for f in (EXPERT_FORMATS if n_experts else FORMATS)
+               if n_inputs % max(BLOCKS[f].block_size, 1) == 0
+               and (f in FLOAT_FORMATS or n_inputs % 32 == 0)]  # fmt: skip
         if dtype is not None:
             fit = [f for f in fit if (f in BLOCK_FORMATS) == (dtype in BLOCK_FORMATS)]
         format = self.pick(fit)

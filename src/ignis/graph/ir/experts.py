@@ -94,7 +94,7 @@ class ExpertMatmul(Operation):
         y = np.zeros((*chosen.shape, weight.shape[1]))
         for expert, rows, slots in _by_expert(chosen):
             y[rows, slots] = x[rows] @ weight[expert].T
-        return y.reshape(len(x), -1)
+        return y.reshape(len(x), chosen.shape[1] * weight.shape[1])
 
 
 class ExpertSum(Operation):
