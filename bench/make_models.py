@@ -10,7 +10,7 @@ again. The others have a real model's shape and vocabulary, and random weights.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,6 +23,7 @@ from bench.shapes import SHAPES, Shape
 from ignis import hub
 from ignis.errors import IgnisError, UsageError
 from ignis.gguf import BLOCKS, GGUFFile, GGUFWriter, open_gguf
+from ignis.quantize.mix import MIXES, ModelFacts, fallback, find_mix, wanted_format
 from ignis.settings import Settings
 
 REAL = "smollm2"
@@ -31,15 +32,11 @@ DEFAULT_SET = (
     "smollm2-q4_1", "smollm2-q8_0", "smollm2-q4_0", "smollm2-f16", "smollm2-bf16",
     "qwen2.5-0.5b-q8_0", "qwen2.5-0.5b-q4_0", "qwen2.5-1.5b-q8_0", "qwen2.5-1.5b-q4_0",
     "llama3.2-1b-q8_0", "llama3.2-1b-q4_0",
+    "qwen2.5-1.5b-q4_k_m", "qwen2.5-1.5b-q5_k_m", "qwen2.5-1.5b-q6_k", "qwen2.5-1.5b-iq4_xs",
 )  # fmt: skip
 
 # Files in a 4-bit format usually keep the embedding, which is the output as well, at 8 bits.
 _EMBEDDING_FORMAT = MappingProxyType({"q4_0": "q8_0", "q4_1": "q8_0"})
-# `llama_ftype` in llama.h; for display only.
-_FILE_TYPES: Mapping[str, int] = MappingProxyType({
-    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10,
-    "q3_k": 12, "q4_k": 15, "q5_k": 17, "q6_k": 18, "bf16": 32,
-})  # fmt: skip
 _VOCABULARIES = Path(__file__).resolve().parents[2] / "shared" / "vocab"
 
 
@@ -70,8 +67,9 @@ def split_name(name: str) -> tuple[str, str]:
     if shape != REAL and shape not in SHAPES:
         raise UsageError("no such benchmark model", got=name,
                          wanted=f"{' or '.join([REAL, *SHAPES])}, then - and a format")
-    if format not in BLOCKS:
-        raise UsageError("no such weight format", where=name, got=format, wanted=", ".join(BLOCKS))
+    known = {**BLOCKS, **({} if shape == REAL else MIXES)}
+    if format not in known:
+        raise UsageError("no such weight format", where=name, got=format, wanted=", ".join(known))
     return shape, format
 
 
@@ -127,7 +125,7 @@ def write_random(shape: Shape, format: str, path: Path, vocabulary: Path) -> Non
         for key, entry in _vocabulary(file, shape.n_vocab):
             writer.add(key, entry)
         for name, n_rows, n_columns in shape.matrices():
-            to = matrix_format(name, format)
+            to = _format_of(name, (n_rows, n_columns), shape, format)
             weights = _random(name, n_rows, n_columns, to)
             writer.add_raw_tensor(name, (n_rows, n_columns), to, weights)
         rng = np.random.default_rng(0)
@@ -140,6 +138,13 @@ def write_random(shape: Shape, format: str, path: Path, vocabulary: Path) -> Non
         writer.write()
 
 
+def _format_of(name: str, matrix: tuple[int, int], shape: Shape, format: str) -> str:
+    if format in _EMBEDDING_FORMAT or format not in MIXES:
+        return matrix_format(name, format)
+    facts = ModelFacts(shape.n_layers, shape.n_heads // shape.n_kv_heads)
+    return fallback(wanted_format(name, matrix, find_mix(format), facts), matrix[1])
+
+
 def _random(
     name: str, n_rows: int, n_columns: int, format: str
 ) -> Callable[[], NDArray[np.uint8]]:
@@ -147,8 +152,8 @@ def _random(
 
 
 def _add_file_type(writer: GGUFWriter, format: str) -> None:
-    if format in _FILE_TYPES:
-        writer.add("general.file_type", _FILE_TYPES[format])
+    if format in MIXES:  # for display only
+        writer.add("general.file_type", MIXES[format].file_type)
 
 
 def _vocabulary(file: GGUFFile, n_vocab: int) -> Iterator[tuple[str, object]]:

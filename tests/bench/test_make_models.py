@@ -122,3 +122,18 @@ def test_shapes_have_the_sizes_of_the_real_models():
     assert n_weights("llama3.2-1b") // 10**4 == 123581
     factors = Llama3Scaling().factors(64, 5e5)
     assert factors[0] == 1 and factors[-1] == 32 and (np.diff(factors) >= 0).all()
+
+
+def test_a_mix_is_the_one_that_quantize_writes(tmp_path, source):
+    """A row named after a file type must measure what users have under that name."""
+    wide = replace(TINY, n_embd=256, n_layers=4)
+    path = tmp_path / "m.gguf"
+    write_random(wide, "q4_k_m", path, source)
+    with open_gguf(path) as file:
+        formats = {name: tensor.format.name for name, tensor in file.tensors.items()}
+        assert file.metadata["general.file_type"] == 15
+    assert formats["token_embd.weight"] == formats["blk.3.attn_v.weight"] == "q6_k"
+    assert formats["blk.1.attn_q.weight"] == "q4_k" and formats["blk.1.attn_norm.weight"] == "f32"
+    assert split_name("qwen2.5-1.5b-q5_k_m") == ("qwen2.5-1.5b", "q5_k_m")
+    with pytest.raises(UsageError, match="no such weight format"):
+        split_name("smollm2-q4_k_m")
