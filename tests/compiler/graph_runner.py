@@ -48,7 +48,7 @@ Array = NDArray[Any]
 ZONE = 256  # bytes around a buffer
 RED = 0xA5
 POISON = 0xFF  # a NaN in f32, f16 and bf16
-SCRATCH_NBYTES = 1 << 16
+SCRATCH_NBYTES = 1 << 20
 N_CTX, N_SLOTS, MAX_ROWS = 512, 3, 64
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ignis.errors import KernelError
-from ignis.kernels.attention import attend, attend_scratch_nbytes, kv_store, page_nbytes
+from ignis.kernels.attention import attend, attend_scratch_nbytes
 from ignis.kernels.eager import fma_f32
+from ignis.kernels.kv_pages import kv_store, page_nbytes
 from tests.kernels.helpers import assert_same_bits, levels, run, run_everywhere
 from tests.kernels.test_math import exp1
 
@@ -53,6 +54,7 @@ class Cache:
         shape = (len(tokens), n_heads * self.keys.shape[3])
         q = np.random.default_rng(9).standard_normal(shape).astype(np.float32)
         return {**self.table(), "q": q, "y": np.zeros_like(q), "n_heads": n_heads, "scale": scale,
+                "n_tokens": len(tokens),
                 "slots": slots.copy(), "positions": positions.copy()}  # fmt: skip
 
 
@@ -119,8 +121,7 @@ def test_store_has_the_same_bits_everywhere() -> None:
         (32, 4, 2, 1, [31, 32, 33, 63, 64, 65]),
         (64, 3, 1, 3, [79]),
         (16, 1, 1, 1, [254, 255, 256, 257]),
-        (80, 2, 2, 1, [5, 20]),
-        (96, 2, 1, 2, [18]),
+        (48, 2, 1, 2, [18]),
     ],
 )
 def test_all_forms_give_the_same_bits(
@@ -202,6 +203,83 @@ def test_the_group_does_not_change_the_bits() -> None:
         alone = cache.case(12, [(0, 299), (1, 20)][t : t + 1], 0.2)
         alone["q"] = case["q"][t : t + 1].copy()
         assert_same_bits(_attend(cache, alone, 3)[0], one[t], "alone")
+
+
+def _one_by_one(cache: Cache, case: dict[str, Any], group: int, **static: Any) -> Any:
+    """Every token in a step of its own."""
+    rows = []
+    for t in range(len(case["q"])):
+        names = ("q", "y", "slots", "positions")
+        alone = case | {name: case[name][t : t + 1].copy() for name in names}
+        rows.append(_attend(cache, {**alone, "n_tokens": 1}, group, **static)[0])
+    return np.stack(rows)
+
+
+RUNS = [  # (slot, first position, tokens): blocks, cut by pages, by 32 positions and by segments
+    [(0, 0, 40)],
+    [(1, 7, 3), (0, 250, 30), (1, 10, 1)],
+    [(0, 540, 33), (1, 15, 2), (1, 32, 1), (1, 33, 16)],
+    [(0, 5, 1), (1, 5, 1), (0, 6, 1), (1, 6, 1), (0, 7, 2), (0, 10, 2)],
+]
+
+
+@pytest.mark.parametrize("runs", RUNS)
+@pytest.mark.parametrize(("group", "head_dim", "window", "softcap"), [
+    (1, 16, 0, 0.0), (2, 48, 0, 0.0), (3, 64, 0, 0.0), (7, 32, 0, 0.0), (3, 32, 1, 0.0),
+    (2, 16, 20, 0.0), (4, 16, 40, 2.0), (1, 16, 300, 0.0), (8, 16, 256, 0.0), (1, 256, 0, 1.5),
+])  # fmt: skip
+def test_blocks_of_queries_give_the_bits_of_single_ones(
+    runs: list[tuple[int, int, int]], group: int, head_dim: int, window: int, softcap: float
+) -> None:
+    """Tokens that stand together share tiles of keys and values, and nothing else."""
+    cache = Cache.filled(580, 2, head_dim)
+    tokens = [(slot, first + i) for slot, first, n in runs for i in range(n)]
+    case = cache.case(2 * group, tokens, head_dim**-0.5)
+    static = {"window": window, "softcap": softcap}
+    wanted = _one_by_one(cache, case, group, **static)
+    assert_same_bits(_attend(cache, case, group, **static), wanted, f"{runs}")
+    if group > 1:
+        assert_same_bits(_attend(cache, case, 1, **static), wanted, f"{runs}, head by head")
+
+
+@pytest.mark.parametrize("begin", [1, 5, 31, 47, 80])
+def test_units_may_be_handed_out_in_any_pieces(begin: int) -> None:
+    """Threads take units as they come: a block ends where a piece does."""
+    cache = Cache.filled(60, 2, 16)
+    case = cache.case(4, [(0, 10 + i) for i in range(48)], 0.3)
+    wanted = _attend(cache, case, 2)
+    kernel, scratch = attend(head_dim=16, group=2), attend_scratch_nbytes(2, 16)
+    first = run(kernel, "host", case, begin, ["y"], scratch)["y"]
+    rest = run(kernel, "host", {**case, "y": first}, 96, ["y"], scratch, begin=begin)["y"]
+    assert_same_bits(rest, wanted, f"cut at {begin}")
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (20, 2.0)])
+def test_blocks_have_the_same_bits_everywhere(window: int, softcap: float) -> None:
+    cache = Cache.filled(290, 1, 16)
+    case = cache.case(2, [(0, p) for p in (0, 1, 2)] + [(1, p) for p in range(248, 262)], 0.3)
+    static = {"window": window, "softcap": softcap}
+    wanted = _attend(cache, case, 2, "eager", **static)
+    for level in levels():
+        assert_same_bits(_attend(cache, case, 2, level, **static), wanted, f"block on {level}")
+
+
+def test_a_block_sees_no_later_keys_and_no_absent_pages() -> None:
+    """Each query of a block has its own end, and with a window its own beginning."""
+    cache = Cache.filled(80, 1, 16)
+    case = cache.case(2, [(0, p) for p in range(34, 50)], 0.3)
+    pool = case["base"].copy().view(np.uint16).reshape(-1, 2, 16 * 16)
+    pool[cache.pages[0, 3], 0].reshape(16, 16)[:, 2:] = 0x7E00
+    pool[cache.pages[0, 3], 1].reshape(16, 16)[2:] = 0x7E00
+    table = cache.pages.copy()
+    table[0, 4:] = -(2**30)  # following it would leave the pool
+    spoilt = {**case, "base": pool.view(np.uint8).reshape(-1), "pages": table}
+    assert_same_bits(_attend(cache, spoilt, 2), _attend(cache, case, 2), "later keys")
+    table[0, :1] = -(2**30)
+    pool[cache.pages[0, 1], 0].reshape(16, 16)[:, :10] = 0x7E00
+    pool[cache.pages[0, 1], 1].reshape(16, 16)[:10] = 0x7E00
+    wanted = _attend(cache, case, 2, window=9)
+    assert_same_bits(_attend(cache, spoilt, 2, window=9), wanted, "earlier keys")
 
 
 def _plain(cache: Cache, case: dict[str, Any], t: int, h: int) -> Any:

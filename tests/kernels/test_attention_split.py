@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ignis.kernels.attention import attend_scratch_nbytes
-from ignis.kernels.attention_split import attend_split, max_segments, partials_nbytes
+from ignis.kernels.attention_split import (
+    attend_split,
+    attend_split_scratch_nbytes,
+    max_segments,
+    partials_nbytes,
+)
 from tests.kernels.helpers import assert_same_bits, run, run_everywhere
 from tests.kernels.test_attention import Cache, _attend
 
@@ -34,7 +38,7 @@ def test_equals_the_kernel_that_is_not_cut(position: int) -> None:
         kernel = attend_split(head_dim=32, group=group, kv_type="f16")
         args = _split(case, position, 32)
         units = 6 // group * args["n_segments"]
-        scratch = attend_scratch_nbytes(group, 32)
+        scratch = attend_split_scratch_nbytes(group)
         whole = run(kernel, "host", args, units, ["y", "arrived"], scratch)
         assert_same_bits(whole["y"], wanted, f"position {position}")
         assert not whole["arrived"].any(), "the next step would wait for ever"
@@ -55,7 +59,7 @@ def test_windows_equal_the_kernel_that_is_not_cut(position: int, window: int) ->
     wanted = _attend(cache, case, 2, **static)
     kernel = attend_split(head_dim=32, group=2, kv_type="f16", **static)
     args = _split(case, position, 32)
-    units, scratch = 2 * args["n_segments"], attend_scratch_nbytes(2, 32)
+    units, scratch = 2 * args["n_segments"], attend_split_scratch_nbytes(2)
     got = run(kernel, "host", args, units, ["y", "arrived"], scratch)
     assert_same_bits(got["y"], wanted, f"position {position}, window {window}")
     assert not got["arrived"].any()
@@ -65,4 +69,4 @@ def test_all_forms_give_the_same_bits() -> None:
     cache = Cache.filled(300, 1, 16)
     args = _split(cache.case(2, [(0, 280)], 0.25), 280, 16)
     kernel = attend_split(head_dim=16, group=2, kv_type="f16")
-    run_everywhere(kernel, args, args["n_segments"], scratch_nbytes=attend_scratch_nbytes(2, 16))
+    run_everywhere(kernel, args, args["n_segments"], scratch_nbytes=attend_split_scratch_nbytes(2))

@@ -26,6 +26,33 @@ def exp1(k: Builder, *, x: Value, y: Value, begin: Value, end: Value, scratch: V
         y.at(i * 4).store(math.exp(k, x.at(i * 4).load(f32)))
 
 
+@kernel(x=ptr, y=ptr)
+def exp_nonpositive16(
+    k: Builder, *, x: Value, y: Value, begin: Value, end: Value, scratch: Value
+) -> None:
+    """The short exp of rows of 16."""
+    for i in k.range(begin, end):
+        y.at(i * 64).store(math.exp_nonpositive(k, x.at(i * 64).load(f32.x(16))))
+
+
+def test_the_short_exp_has_the_bits_of_the_long_one() -> None:
+    """Where both are defined: ties of n, subnormal results, both zeros, NaN of any payload."""
+    rng = np.random.default_rng(3)
+    hostile = hostile_floats(rng, 1 << 16)
+    ties = ((np.arange(304) / -2) * np.log(2)).astype(np.float32)
+    near = (ties.view(np.int32)[:, None] + np.arange(-50, 50)).astype(np.int32).reshape(-1)
+    x = np.concatenate([
+        -np.abs(hostile), rng.uniform(-106, 0, 1 << 20).astype(np.float32),
+        np.where(near == 0, 0, near | -(2**31)).astype(np.int32).view(np.float32),
+        np.array([0xFFC00001, 0x7FC12345, 0x7F800001], np.uint32).view(np.float32),
+    ])  # fmt: skip
+    x = np.concatenate([x, np.zeros(-len(x) % 16, np.float32)])
+    got = run(exp_nonpositive16(), "host", {"x": x, "y": np.zeros_like(x)}, len(x) // 16, ["y"])
+    assert_same_bits(got["y"], _exp(x), "exp of numbers up to zero")
+    few = np.ascontiguousarray(x[-4096:])
+    run_everywhere(exp_nonpositive16(), {"x": few, "y": np.zeros_like(few)}, len(few) // 16)
+
+
 def _exp(x: Any) -> Any:
     return run(exp16(), "host", {"x": x, "y": np.zeros_like(x)}, len(x) // 16, ["y"])["y"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ignis.kernels.attention import kv_store, page_nbytes
+from ignis.kernels.kv_pages import kv_store, page_nbytes
 from ignis.kernels.rope import rope
 from ignis.kernels.rope_store import rope_store, rope_store_scratch_nbytes
 from tests.kernels.helpers import assert_same_bits, levels, run

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ignis.errors import UsageError
-from ignis.runtime.kv_cache import PAGE, KVCache
+from ignis.kernels.kv_pages import PAGE
+from ignis.runtime.kv_cache import KVCache
 from tests.random_models import write_random_model
 from tests.runtime.engines import engine, feed
 

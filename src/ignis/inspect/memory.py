@@ -15,7 +15,8 @@ from ignis.gguf import BLOCKS, GGUFFile
 from ignis.graph.ir.rope import RopeScaling
 from ignis.inspect.compilation import BUCKETS, Compilation
 from ignis.kernels import attention_split
-from ignis.runtime.kv_cache import PAGE, KVCache
+from ignis.kernels.kv_pages import PAGE
+from ignis.runtime.kv_cache import KVCache
 from ignis.runtime.memory import thread_stride
 from ignis.runtime.weights import packed_tensors
 

@@ -19,6 +19,9 @@ _EXP_Q = (
 )  # fmt: skip
 # Below the first every result rounds to zero, above the second to infinity.
 _EXP_LOWEST, _EXP_HIGHEST = -105.0, 90.0
+# Floats near 1.5 * 2^23 are integers. 190 is the exponent's bias and 63; it is even, so that ties
+# go to even integers as `round_even` has them.
+_TO_INTEGER = 1.5 * 2.0**23 + 190.0
 _F32_MAX = 3.4028234663852886e38
 # tanh(x) = x + x^3 * p(x^2) on |x| <= 0.6; p is minimax for the relative error (1.5e-9).
 _TANH_P = (
@@ -42,15 +45,25 @@ def exp(k: Builder, x: Value) -> Value:
     inside = k.select(x < _EXP_LOWEST, _EXP_LOWEST, x)
     inside = k.select(inside > _EXP_HIGHEST, _EXP_HIGHEST, inside)
     n = k.round_even(inside * _LOG2_E)
-    r = k.fma(n, k.const(x.type, -_LN2_HIGH), inside)
-    r = k.fma(n, k.const(x.type, -_LN2_LOW), r)
-    q = k.const(x.type, _EXP_Q[0])
-    for coefficient in (*_EXP_Q[1:], 1.0, 1.0):
-        q = k.fma(q, r, k.const(x.type, coefficient))
+    q = _exp_reduced(k, inside, n)
     # The conversion of NaN to an integer is undefined; any n will do, q is NaN already.
     power = k.select(n == n, n, 0.0).to(i32)
     half = power.sar(1)
     return q * _power_of_two(k, half) * _power_of_two(k, power - half)
+
+
+def exp_nonpositive(k: Builder, x: Value) -> Value:
+    """`exp` of numbers that are not above zero: the same bits in two thirds of the instructions.
+
+    Adding `_TO_INTEGER` rounds to an integer and leaves it, biased, in the lowest bits, where a
+    shift turns it into the exponent of 2^(n + 63); the product with that is exact, so only the
+    last one rounds.
+    """
+    inside = k.select(x < _EXP_LOWEST, _EXP_LOWEST, x)
+    shifted = inside * _LOG2_E + _TO_INTEGER
+    q = _exp_reduced(k, inside, shifted - _TO_INTEGER)
+    power = (shifted.bits(i32.x(x.type.lanes)) << 23).bits(x.type)
+    return q * power * 2.0**-63
 
 
 def silu(k: Builder, x: Value) -> Value:
@@ -105,6 +118,16 @@ def gelu(k: Builder, x: Value) -> Value:
 def softcap(k: Builder, x: Value, cap: Value) -> Value:
     """cap * tanh(x / cap): x where it is small, never beyond the cap."""
     return cap * tanh(k, x / cap)
+
+
+def _exp_reduced(k: Builder, x: Value, n: Value) -> Value:
+    """e to the r for x = n ln 2 + r with n the nearest integer to x / ln 2."""
+    r = k.fma(n, k.const(x.type, -_LN2_HIGH), x)
+    r = k.fma(n, k.const(x.type, -_LN2_LOW), r)
+    q = k.const(x.type, _EXP_Q[0])
+    for coefficient in (*_EXP_Q[1:], 1.0, 1.0):
+        q = k.fma(q, r, k.const(x.type, coefficient))
+    return q
 
 
 def _power_of_two(k: Builder, n: Value) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ignis.kernels.attention import PageTable, store_head
+from ignis.kernels.kv_pages import PageTable, store_head
 from ignis.kernels.lang import Builder, Value, f16, f32, i32, i64, kernel, ptr
 from ignis.kernels.rope import rotate_head
 

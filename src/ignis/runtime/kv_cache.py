@@ -14,10 +14,8 @@ import numpy as np
 
 from ignis.errors import UsageError
 from ignis.kernels import attention_split
-from ignis.kernels.attention import page_nbytes
+from ignis.kernels.kv_pages import PAGE, page_nbytes
 from ignis.runtime.memory import Memory
-
-PAGE = 16  # positions of a page
 
 
 class KVCache:

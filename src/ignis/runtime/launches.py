@@ -18,6 +18,7 @@ from ignis.kernels import (
     attention,
     attention_split,
     elementwise,
+    kv_pages,
     matmul,
     matmul_float,
     norm,
@@ -50,6 +51,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MAX_GROUP = 8  # query heads that share each load of a key
+_ATTEND_GRAIN = 8  # queries that share tiles of keys and values at least
 
 
 def embedding_launch(weight: int, format: str, x: Value, at: Surroundings) -> Launch:
@@ -166,7 +168,7 @@ def _quantize(op: Operation, at: Surroundings) -> list[Launch]:
 
 
 def _attention(op: Operation, at: Surroundings) -> list[Launch]:
-    store = attention.kv_store(head_dim=count_of(op, "head_dim"), kv_type="f16")
+    store = kv_pages.kv_store(head_dim=count_of(op, "head_dim"), kv_type="f16")
     args = _pages(op, at, count_of(op, "n_kv_heads"))
     args |= {"k": at.operand(op, "k"), "v": at.operand(op, "v")}
     stored = Launch(op, store, args, units=1, per="T", writes=_cached(op),
@@ -196,19 +198,22 @@ def _attend(op: Operation, at: Surroundings) -> list[Launch]:
     args |= {"q": at.operand(op, "q"), "y": at.address(op.result), "n_heads": n_heads,
              "scale": number_of(op, "scale")}  # fmt: skip
     limits = {n: op.attributes[n] for n in ("window", "softcap") if n in op.attributes}
-    per = "T"
     if at.n_tokens == 1:  # cut at segments, so that a long context keeps every thread busy
-        per = "S"
+        per, grain = "S", 1
         kernel = attention_split.attend_split(
             head_dim=head_dim, group=group, kv_type="f16", **limits
         )
+        scratch_nbytes = attention_split.attend_split_scratch_nbytes(group)
         args |= {"partials": at.cache.partials_address, "arrived": at.cache.arrived_address,
                  "n_segments": "S", "max_segments": at.cache.max_segments}  # fmt: skip
     else:
+        per, grain = "T", _ATTEND_GRAIN
         kernel = attention.attend(head_dim=head_dim, group=group, kv_type="f16", **limits)
-    return [Launch(op, kernel, args, units=n_heads // group, per=per, shared=True,
+        scratch_nbytes = attention.attend_scratch_nbytes(group, head_dim)
+        args |= {"n_tokens": "T"}
+    return [Launch(op, kernel, args, units=n_heads // group, per=per, shared=True, grain=grain,
                    reads=_cached(op) | set(_operands(op, "q")), writes=frozenset({op.result}),
-                   scratch_nbytes=attention.attend_scratch_nbytes(group, head_dim))]  # fmt: skip
+                   scratch_nbytes=scratch_nbytes)]  # fmt: skip
 
 
 def _pages(op: Operation, at: Surroundings, n_kv_heads: int) -> dict[str, Argument]:

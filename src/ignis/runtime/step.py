@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ignis.graph.ir.types import align
-from ignis.kernels.attention import SEGMENT
+from ignis.kernels.segments import SEGMENT
 from ignis.runtime.memory import Memory
 
 

@@ -1,0 +1,253 @@
+"""What the attention kernels share: a query's keys, and attention over one segment of them.
+
+Keys are taken in segments of 256 by absolute position, each with a maximum of its own, so that a
+result does not depend on where a step or a unit of work begins (NUMERICS 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ignis.kernels import math
+from ignis.kernels.kv_pages import PAGE, PageTable
+from ignis.kernels.lang import Builder, Value, f32, i32, i64
+
+SEGMENT = 256  # keys that share one maximum
+_MAX_CHAINS = 24  # accumulators that still fit the registers beside their operands
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """The positions that a query sees: those from 0 to `last`, or the last `window` of them."""
+
+    k: Builder
+    last: Value
+    window: int = 0
+
+    @property
+    def first(self) -> Value:
+        """The first position that is seen."""
+        zero = self.k.const(i64, 0)
+        return self.k.maximum(self.last - (self.window - 1), zero) if self.window else zero
+
+    @property
+    def first_segment(self) -> Value:
+        """The first position of the segment that holds `first`."""
+        return self.first // SEGMENT * SEGMENT
+
+    def begin(self, segment: Value) -> Value:
+        """The first key that is seen, counted from the segment's first; it may lie behind it."""
+        zero = self.k.const(i64, 0)
+        return self.k.maximum(self.first - segment, zero) if self.window else zero
+
+    def end(self, segment: Value) -> Value:
+        """One more than the last key that is seen, counted from the segment's first."""
+        return self.k.minimum(self.last + 1 - segment, self.k.const(i64, SEGMENT))
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What one query sees of one segment of one key head; keys are counted from its first."""
+
+    table: PageTable
+    slot: Value
+    head: Value
+    visible: Visible
+    segment: Value
+
+    @property
+    def begin(self) -> Value:
+        return self.visible.begin(self.segment)
+
+    @property
+    def end(self) -> Value:
+        return self.visible.end(self.segment)
+
+    def page(self, index: Value) -> Value:
+        """The address of page number `index` of the segment."""
+        return self.table.page(self.slot, self.head, self.segment // PAGE + index)
+
+
+def row_nbytes(head_dim: int) -> int:
+    """The size of a row: what one head knows of one or more segments, f32 | o[C] | m | l | pad."""
+    return (head_dim + PAGE) * f32.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A row a head, `stride` bytes apart."""
+
+    first: Value
+    stride: Value
+
+    def at(self, head: Value | int) -> Value:
+        return self.first.at(self.stride * head)
+
+
+def attend_segment(
+    keys: Keys, q: Value, scale: Value, scratch: Value, rows: Rows, group: int, softcap: float
+) -> None:
+    """One query, `group` heads of it, f32[C] each at `q`, over one segment, into a row each.
+
+    `scratch` holds 256 f32 a head.
+    """
+    k, head_dim = keys.table.k, keys.table.head_dim
+    _scores(keys, q, scale, scratch, group)
+    for i in k.range(group):
+        scores, row = scratch.at(i * (SEGMENT * f32.nbytes)), rows.at(i)
+        maximum, total = softmax_of_segment(k, scores, keys.begin, keys.end, softcap)
+        row.at(head_dim * f32.nbytes).store(maximum)
+        row.at((head_dim + 1) * f32.nbytes).store(total)
+    width = value_width(head_dim, group)
+    for first in k.range(0, head_dim, width * PAGE):
+        for head, chains in enumerate(_weighted_sum(keys, scratch, group, first, width)):
+            for place, chain in enumerate(chains):
+                rows.at(head).at((first + place * PAGE) * f32.nbytes).store(chain)
+
+
+def merge_row(k: Builder, row: Value, later: Value, head_dim: int) -> None:
+    """Merge the row of a segment into that of the segments before it."""
+    m_at, l_at = head_dim * f32.nbytes, (head_dim + 1) * f32.nbytes
+    merged, a1, a2 = merge_factors(k, row.at(m_at).load(f32), later.at(m_at).load(f32))
+    row.at(m_at).store(merged)
+    row.at(l_at).store(k.fma(row.at(l_at).load(f32), a1, later.at(l_at).load(f32) * a2))
+    old, new = a1.splat(PAGE), a2.splat(PAGE)
+    for d in k.range(0, head_dim * f32.nbytes, PAGE * f32.nbytes):
+        before, here = row.at(d).load(f32.x(PAGE)), later.at(d).load(f32.x(PAGE))
+        row.at(d).store(k.fma(before, old, here * new))
+
+
+def copy_row(k: Builder, row: Value, source: Value, head_dim: int) -> None:
+    for at in k.range(0, row_nbytes(head_dim), PAGE * f32.nbytes):
+        row.at(at).store(source.at(at).load(f32.x(PAGE)))
+
+
+def finish_row(k: Builder, row: Value, y: Value, head_dim: int) -> None:
+    """y = o / l."""
+    total = row.at((head_dim + 1) * f32.nbytes).load(f32).splat(PAGE)
+    for d in k.range(0, head_dim * f32.nbytes, PAGE * f32.nbytes):
+        y.at(d).store(row.at(d).load(f32.x(PAGE)) / total)
+
+
+def merge_factors(k: Builder, m1: Value, m2: Value) -> tuple[Value, Value, Value]:
+    """The maximum of two runs of segments, and what to scale each of them by."""
+    merged = k.maximum(m1, m2)
+    return merged, math.exp_nonpositive(k, m1 - merged), math.exp_nonpositive(k, m2 - merged)
+
+
+def softmax_of_segment(
+    k: Builder, scores: Value, begin: Value, end: Value, softcap: float
+) -> tuple[Value, Value]:
+    """Replace scores `begin` to `end` - 1 by exp(score - maximum); return maximum and sum."""
+    maximum = k.tree(lane_maxima(k, scores, begin, end, softcap), lambda a, b: larger(k, a, b))
+    return maximum, k.tree_sum(lane_weights(k, scores, begin, end, maximum))
+
+
+def lane_maxima(k: Builder, scores: Value, begin: Value, end: Value, softcap: float) -> Value:
+    """The largest of the scores `begin` to `end` - 1, by key modulo 16.
+
+    Scores are capped first, where there is a cap. Other scores of the first and the last page
+    become minus infinity. NaNs may be lost: they come back in the weights.
+    """
+    vector = f32.x(PAGE)
+    first = begin - begin % PAGE
+    if softcap:
+        for key in k.range(first, end, PAGE):
+            place = scores.at(key * f32.nbytes)
+            place.store(math.softcap(k, place.load(vector), k.const(vector, softcap)))
+    lanes = k.const(i32.x(PAGE), list(range(PAGE)))
+    for key in (first, (end - 1) - (end - 1) % PAGE):
+        place = scores.at(key * f32.nbytes)
+        seen = lanes < (end - key).to(i32).splat(PAGE)
+        seen = seen & (lanes >= (begin - key).to(i32).splat(PAGE))
+        place.store(k.select(seen, place.load(vector), float("-inf")))
+    largest = k.var(k.const(vector, float("-inf")))
+    for key in k.range(first, end, PAGE):
+        score = scores.at(key * f32.nbytes).load(vector)
+        largest.set(larger(k, score, largest.get()))
+    return largest.get()
+
+
+def lane_weights(k: Builder, scores: Value, begin: Value, end: Value, maximum: Value) -> Value:
+    """Replace scores by exp(score - maximum); their sums by key modulo 16.
+
+    Where `lane_maxima` put minus infinity the weight is zero.
+    """
+    vector = f32.x(PAGE)
+    sums = k.var(k.const(vector, 0.0))
+    for key in k.range(begin - begin % PAGE, end, PAGE):
+        place = scores.at(key * f32.nbytes)
+        weight = math.exp_nonpositive(k, place.load(vector) - maximum.splat(PAGE))
+        place.store(weight)
+        sums.set(sums.get() + weight)
+    return sums.get()
+
+
+def larger(k: Builder, a: Value, b: Value) -> Value:
+    """The larger lane; where one is NaN, `b`."""
+    return k.select(a > b, a, b)
+
+
+def key_pages(n_rows: int) -> int:
+    """Pages whose keys are multiplied at once: each of some rows takes an accumulator a page.
+
+    Four are enough to hide the latency of fma.
+    """
+    return 4 if 4 * n_rows <= _MAX_CHAINS else 2
+
+
+def value_width(head_dim: int, group: int) -> int:
+    """Vectors of dimensions, a divisor of a head's, whose accumulators fit the registers."""
+    n_vectors = head_dim // PAGE
+    return max(w for w in range(1, n_vectors + 1)
+               if n_vectors % w == 0 and (w * group <= _MAX_CHAINS or w == 1))  # fmt: skip
+
+
+def _scores(keys: Keys, q: Value, scale: Value, scores: Value, group: int) -> None:
+    """scores[head][key] = (q . key) * scale over the segment, several pages at once.
+
+    Past the last page it is read again in place of pages that are not there; `lane_maxima` masks
+    what a page holds of other keys, and nobody reads the scores of a page too many.
+    """
+    k, head_dim = keys.table.k, keys.table.head_dim
+    vector, factor, nbytes = f32.x(PAGE), scale.splat(PAGE), PAGE * f32.nbytes
+    at_once = key_pages(group)
+    first, last = keys.begin // PAGE, (keys.end - 1) // PAGE
+    for index in k.range(first - first % at_once, last + 1, at_once):
+        pages = []
+        for i in range(at_once):
+            page = k.minimum(index + i, last)
+            pages.append(keys.page(k.maximum(page, first) if keys.visible.window else page))
+        chains = [[k.var(k.const(vector, 0.0)) for _ in pages] for _ in range(group)]
+        for d in k.range(head_dim):
+            columns = [keys.table.keys(page, d) for page in pages]
+            for head in range(group):
+                x = q.at(d * f32.nbytes + head * head_dim * f32.nbytes).load(f32).splat(PAGE)
+                for chain, column in zip(chains[head], columns, strict=True):
+                    chain.set(k.fma(x, column, chain.get()))
+        for head in range(group):
+            for i, chain in enumerate(chains[head]):
+                place = scores.at(index * nbytes + (head * SEGMENT + i * PAGE) * f32.nbytes)
+                place.store(chain.get() * factor)
+
+
+def _weighted_sum(
+    keys: Keys, weights: Value, group: int, first_d: Value, width: int
+) -> list[list[Value]]:
+    """For each head and `width` vectors of dimensions: sum of weight * value, keys ascending."""
+    k = keys.table.k
+    chains = [[k.var(k.const(f32.x(PAGE), 0.0)) for _ in range(width)] for _ in range(group)]
+    begin, end = keys.begin, keys.end
+    for first in k.range(begin - begin % PAGE, end, PAGE):
+        page = keys.page(first // PAGE)
+        row_begin = k.const(i64, 0)
+        if keys.visible.window:
+            row_begin = k.maximum(begin - first, row_begin)
+        for row in k.range(row_begin, k.minimum(end - first, k.const(i64, PAGE))):
+            values = [keys.table.values(page, row, first_d + i * PAGE) for i in range(width)]
+            for head in range(group):
+                place = (first + row) * f32.nbytes + head * SEGMENT * f32.nbytes
+                weight = weights.at(place).load(f32).splat(PAGE)
+                for chain, value in zip(chains[head], values, strict=True):
+                    chain.set(k.fma(weight, value, chain.get()))
+    return [[chain.get() for chain in row] for row in chains]
