@@ -55,9 +55,11 @@ def compile(  # noqa: A001 - the command's name
     """
     from ignis import hub
     from ignis.cli.progress import TerminalProgress
+    from ignis.compile import settings_target
     from ignis.gguf import open_gguf
     from ignis.inspect import inspect_model
     from ignis.inspect.dot import dot
+    from ignis.inspect.page import write_page
     from ignis.inspect.report import report, text_lines
     from ignis.settings import Settings
 
@@ -78,7 +80,13 @@ def compile(  # noqa: A001 - the command's name
     elif as_dot:
         click.echo(dot(compilation.graph), nl=False)
     elif html is not None:
-        _write_page(compilation, html, path if with_profile else None, threads, weights)
+        profile = None
+        if with_profile:
+            from ignis.inspect.timing import profile_model
+
+            profile = profile_model(path, settings, n_threads=threads, n_ctx=n_ctx,
+                                    weights=weights, disabled=disable)  # fmt: skip
+        write_page(compilation, html, settings_target(settings), profile)
         tell(f"wrote {html} ({html.stat().st_size / 1024:.0f} KiB)", quiet)
     elif as_json:
         click.echo(json.dumps(report(compilation), indent=2))
@@ -112,19 +120,3 @@ def _emit(compilation: Compilation, form: str, name: str | None) -> None:
         click.echo(f"# {shown.symbol}: {shown.file}, line {shown.line}\n\n{shown.source}")
         mark = "#" if form == "asm" else ";"
         click.echo(f"{mark} {form} for {target.cpu}\n\n{shown.code}")
-
-
-def _write_page(
-    compilation: Compilation, html: Path, profiled: Path | None, threads: int | None, weights: str
-) -> None:
-    from ignis.compile import settings_target
-    from ignis.inspect.page import write_page
-    from ignis.settings import Settings
-
-    settings = Settings.from_env()
-    profile = None
-    if profiled is not None:
-        from ignis.inspect.timing import profile_model
-
-        profile = profile_model(profiled, settings, threads, weights)
-    write_page(compilation, html, settings_target(settings), profile)

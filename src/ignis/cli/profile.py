@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -45,7 +44,7 @@ def profile(
     from ignis import hub
     from ignis.cli.interrupt import prompt_interrupt
     from ignis.cli.progress import TerminalProgress
-    from ignis.runtime.ceilings import Ceilings, measure
+    from ignis.runtime.ceilings import higher, measure
     from ignis.runtime.engine import NativeEngine
     from ignis.runtime.profile import profile_engine
     from ignis.settings import Settings
@@ -58,8 +57,7 @@ def profile(
         tell("measuring the machine's ceilings, then the steps ...", quiet)
         before = measure(n_threads)
         phases = profile_engine(engine, n_tokens, n_runs, 16 * n_runs)
-        # What else runs on the machine only lowers what is measured.
-        ceilings = Ceilings(*map(max, astuple(before), astuple(measure(n_threads))))
+        ceilings = higher(before, measure(n_threads))
     if as_json:
         report = {"model": str(path), "threads": n_threads, "weights": layout,
                   "ceilings": _ceilings_json(ceilings)}
@@ -78,11 +76,11 @@ def table(phase: PhaseProfile, ceilings: counting.Ceilings) -> list[str]:
     rows: list[tuple[str, ...]] = [
         ("step", "kernel", "runs", "us", "share", "GB/s", "GMAC/s", "of ceiling")
     ]
-    rows += [(group.label, group.kernel, str(group.n_launches),
-              *_figures(group.seconds, phase.seconds, group.work, group.least_seconds(ceilings)))
+    rows += [(group.label, group.kernel, str(group.n_launches), *_figures(
+                 group.seconds, phase.seconds, group.work, group.work.least_seconds(ceilings)))
              for group in phase.groups]
     n_launches = str(sum(group.n_launches for group in phase.groups))
-    least = sum(group.least_seconds(ceilings) for group in phase.groups)
+    least = sum(group.work.least_seconds(ceilings) for group in phase.groups)
     rows.append(("all", "", n_launches,
                  *_figures(phase.seconds, phase.seconds, phase.work, least)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -116,7 +114,7 @@ def _phase_json(phase: PhaseProfile, ceilings: counting.Ceilings) -> dict[str, A
             {"step": group.label, "kernel": group.kernel, "runs": group.n_launches,
              "seconds": group.seconds, "share": round(group.seconds / phase.seconds, 5),
              **_work_json(group.work),
-             "of_ceiling": _ratio(group.least_seconds(ceilings), group.seconds)}
+             "of_ceiling": _ratio(group.work.least_seconds(ceilings), group.seconds)}
             for group in phase.groups
         ],
     }  # fmt: skip

@@ -44,13 +44,19 @@ def _named_layer(op: Operation) -> int | None:
     """The layer that an op's weights or attributes name; `OUTPUT` for weights of no layer."""
     if isinstance(layer := op.attributes.get("layer"), int):
         return layer
-    weights = [value.name for value in op.operands if value.is_weight]
-    for name in weights:
-        if match := _BLOCK.match(name):
-            return int(match[1])
-    if any(name.startswith("output") or op.name == "logits" for name in weights):
+    weights = [value for value in op.operands if value.is_weight]
+    for weight in weights:
+        if (layer := layer_of_weight(weight)) != OUTPUT:
+            return layer
+    if any(weight.name.startswith("output") or op.name == "logits" for weight in weights):
         return OUTPUT
     return None
+
+
+def layer_of_weight(weight: Value) -> int:
+    """The layer that a weight's name tells, or `OUTPUT`."""
+    match = _BLOCK.match(weight.name)
+    return OUTPUT if match is None else int(match[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from ignis.errors import UsageError
-from ignis.graph.ir import Graph, Operation, Value
-from ignis.graph.ir.printer import print_operation
+from ignis.graph.ir import Value
 from ignis.graph.passes.memory_plan import Timing, lives_of, replaceable
 from ignis.inspect.code import kernel_code
-from ignis.inspect.compilation import Compilation, PassSnapshot, StepPlan
-from ignis.inspect.layers import by_layer, layers_of, rewrites
-from ignis.inspect.report import pass_doc, plan_data, report
+from ignis.inspect.compilation import Compilation, StepPlan
+from ignis.inspect.layers import layers_of
+from ignis.inspect.report import plan_data, report
+from ignis.inspect.stages import SHOWN_LAYER, Lines, stages_data
 from ignis.runtime.launches import Launch
-from ignis.runtime.profile import launch_label
-from ignis.runtime.work import StepSize, Work, operation_work
+from ignis.runtime.profile import launch_label, launch_work
+from ignis.runtime.work import StepSize
 from ignis.target import Target
 
-SHOWN_LAYER = 0
-_PLANS = ((1, 1, 512), (128, 1, 0), (512, 1, 0))  # T, R, and positions already in the cache
+# Plans that are shown, each with the step that its work is counted for: the last is a whole prompt.
+_PLANS = ((1, StepSize(1, 512)), (128, StepSize(128)), (512, StepSize(512)))
 _DATA_MARK = '"the data goes here"'
 
 
@@ -49,10 +49,9 @@ def page_data(
     compilation: Compilation, target: Target, profile: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """All that the page shows, as JSON values. Sizes are bytes, times seconds."""
-    lines = _Lines()
-    stages = [_first_stage(compilation.naive, lines)]
-    stages += [_stage(snapshot, lines) for snapshot in compilation.passes]
-    plans = [_plan(compilation.plan(t, r), past) for t, r, past in _PLANS]
+    lines = Lines()
+    stages = stages_data(compilation, lines)
+    plans = [_plan(compilation.plan(t, 1), *_profiled(size, profile)) for t, size in _PLANS]
     codes = [kernel_code(kernel, target, "asm") for kernel in compilation.kernels().values()]
     return {
         "report": report(compilation),
@@ -67,54 +66,26 @@ def page_data(
     }  # fmt: skip
 
 
-class _Lines:
-    """Each text once: most operations look the same in many stages."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._index: dict[str, int] = {}
-
-    def add(self, op: Operation) -> int:
-        text = print_operation(op)
-        if text not in self._index:
-            self._index[text] = len(self.texts)
-            self.texts.append(text)
-        return self._index[text]
+def _profiled(
+    size: StepSize, profile: Mapping[str, Any] | None
+) -> tuple[StepSize, Mapping[str, Any] | None]:
+    """The step that was profiled in place of that one, and its phase of the profile."""
+    for phase in () if profile is None else profile["phases"]:
+        if phase["name"] == {1: "decode", 512: "prefill"}.get(size.n_tokens):
+            return StepSize(phase["n_tokens"], phase["n_past"]), phase
+    return size, None
 
 
-def _layers(graph: Graph, lines: _Lines) -> list[list[Any]]:
-    """[layer, [index of each operation's text]] in the order of the program."""
-    return [[layer, [lines.add(op) for op in ops]] for layer, ops in by_layer(graph).items()]
-
-
-def _first_stage(graph: Graph, lines: _Lines) -> dict[str, Any]:
-    return {"name": "lowering", "doc": "The plainest graph, straight from the model's tensors.",
-            "ops": len(graph.operations), "layers": _layers(graph, lines), "rewrites": [],
-            "n_rewrites": 0}  # fmt: skip
-
-
-def _stage(snapshot: PassSnapshot, lines: _Lines) -> dict[str, Any]:
-    """A graph behind a pass; its rewrites in the layer that is shown in full."""
-    before, after, name = snapshot.before, snapshot.after, snapshot.report.name
-    layer: dict[Operation, int] = {}
-    for graph in (before, after):
-        layer |= dict(zip(graph.operations, layers_of(graph), strict=True))
-    found = rewrites(before, after)
-    shown = [r for r in found if SHOWN_LAYER in {layer[op] for op in (*r.removed, *r.added)}]
-    return {
-        "name": name, "doc": pass_doc(name), "ops": len(after.operations),
-        "layers": _layers(after, lines),
-        "rewrites": [[[lines.add(op) for op in r.removed], [lines.add(op) for op in r.added]]
-                     for r in shown],
-        "n_rewrites": len(found),
-    }  # fmt: skip
-
-
-def _plan(plan: StepPlan, n_past: int) -> dict[str, Any]:
+def _plan(plan: StepPlan, size: StepSize, phase: Mapping[str, Any] | None) -> dict[str, Any]:
     """The figures of a plan, its steps and the rectangles of its memory."""
-    size = StepSize(plan.n_tokens, n_past, plan.n_logits)
+    steps = _steps(plan, size)
+    if phase is not None:
+        launches = [launch for step in steps for launch in step["launches"]]
+        for launch, times in zip(launches, phase["launches"], strict=True):
+            launch |= times
     return {
-        **plan_data(plan), "n_past": n_past, "step_list": _steps(plan, size),
+        **plan_data(plan), "size": [size.n_tokens, size.n_past], "timed": phase is not None,
+        "step_list": steps,
         "shared": _rectangles(plan, is_private=False),
         "own": _rectangles(plan, is_private=True),
     }  # fmt: skip
@@ -139,15 +110,15 @@ def _steps(plan: StepPlan, size: StepSize) -> list[dict[str, Any]]:
 
 
 def _launch(launch: Launch, repeated: bool, size: StepSize) -> dict[str, Any]:
-    op, work = launch.computes, Work()
-    if op is not None and not launch.writes.isdisjoint(op.results):
-        work = operation_work(op, size)
+    work = launch_work(launch, size)
     if repeated:
         how = "every thread for itself"
+    elif launch.is_whole:
+        how = "one thread"
     else:
         how = "chunks from a counter" if launch.shared else "divided by token"
     return {"label": launch_label(launch), "kernel": launch.kernel.symbol, "how": how,
-            "nbytes": work.nbytes, "macs": work.macs}  # fmt: skip
+            "nbytes": work.nbytes, "int8": work.int8_macs, "f32": work.f32_macs}  # fmt: skip
 
 
 def _rectangles(plan: StepPlan, *, is_private: bool) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -32,6 +32,11 @@ class Ceilings:
     bandwidth_gb_s: float
     int8_gmac_s: float
     f32_gmac_s: float
+
+
+def higher(one: Ceilings, other: Ceilings) -> Ceilings:
+    """What else runs on the machine only lowers what is measured: the higher of each."""
+    return Ceilings(*map(max, astuple(one), astuple(other)))
 
 
 def measure(n_threads: int | None = None) -> Ceilings:

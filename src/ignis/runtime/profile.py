@@ -21,7 +21,7 @@ from ignis.graph.ir import Operation
 from ignis.runtime.engine import MAX_TOKENS, NativeEngine
 from ignis.runtime.launches import Launch
 from ignis.runtime.step import StepBatch
-from ignis.runtime.work import Ceilings, StepSize, Work, operation_work
+from ignis.runtime.work import StepSize, Work, operation_work
 
 _SLOT = 0
 
@@ -36,18 +36,24 @@ class StepGroup:
     seconds: float = 0.0
     work: Work = field(default_factory=Work)
 
-    def least_seconds(self, ceilings: Ceilings) -> float:
-        """The time that the machine's ceilings allow: arithmetic or bandwidth, the slower."""
-        return max(self.work.arithmetic_seconds(ceilings), self.work.bandwidth_seconds(ceilings))
+
+@dataclass(frozen=True, slots=True)
+class LaunchTime:
+    """One launch: seconds at work, and at the barrier behind it (0 where there is none)."""
+
+    launch: Launch
+    seconds: float
+    wait_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseProfile:
-    """One phase: a step of `size`, its groups by descending time, medians of `n_runs` runs."""
+    """One phase: a step of `size`; medians of `n_runs` runs, in order and in groups by time."""
 
     name: str
     size: StepSize
     n_runs: int
+    launches: tuple[LaunchTime, ...]
     groups: tuple[StepGroup, ...]
 
     @property
@@ -83,12 +89,12 @@ def profile_engine(
     recorder.run(decode)
     decode_runs = [recorder.run(decode) for _ in range(n_decode_runs)]
     engine.truncate(_SLOT, 0)
-    return [
-        PhaseProfile(name, size, len(runs), tuple(_grouped(runs, size, recorder.seconds_a_cycle)))
-        for name, size, runs in (
-            ("prefill", prefill, prefill_runs), ("decode", decode, decode_runs)
-        )
-    ]  # fmt: skip
+    phases = []
+    for name, size, runs in (("prefill", prefill, prefill_runs), ("decode", decode, decode_runs)):
+        launches = _medians(runs, recorder.seconds_a_cycle)
+        groups = tuple(_grouped(launches, size))
+        phases.append(PhaseProfile(name, size, len(runs), launches, groups))
+    return phases
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,25 +131,39 @@ def _batch(size: StepSize, n_vocab: int) -> StepBatch:
     return StepBatch(ids, [_SLOT] * size.n_tokens, positions, [size.n_tokens - 1])
 
 
-def _grouped(runs: Sequence[_Run], size: StepSize, seconds_a_cycle: float) -> Iterable[StepGroup]:
-    """Groups by descending time; a launch's time is its median over the runs."""
-    medians = np.median(np.stack([run.cycles for run in runs]), axis=0)
+def _medians(runs: Sequence[_Run], seconds_a_cycle: float) -> tuple[LaunchTime, ...]:
+    """Each launch's median over the runs."""
+    seconds = np.median(np.stack([run.cycles for run in runs]), axis=0) * seconds_a_cycle
+    return tuple(
+        LaunchTime(launch, work, wait)
+        for launch, (work, wait) in zip(runs[0].launches, seconds.tolist(), strict=True)
+    )
+
+
+def _grouped(launches: Sequence[LaunchTime], size: StepSize) -> Iterable[StepGroup]:
+    """Groups by descending time."""
     groups: dict[tuple[str, str], StepGroup] = {}
     waiting = StepGroup("barriers", "")
-    for launch, (cycles, wait) in zip(runs[0].launches, medians.tolist(), strict=True):
-        waiting.n_launches += wait > 0
-        waiting.seconds += wait * seconds_a_cycle
+    for timed in launches:
+        launch = timed.launch
+        waiting.n_launches += timed.wait_seconds > 0
+        waiting.seconds += timed.wait_seconds
         key = (launch_label(launch), launch.kernel.name)
         group = groups.setdefault(key, StepGroup(*key))
         group.n_launches += 1
-        group.seconds += cycles * seconds_a_cycle
-        # Of an op's launches, the one that writes its result has all the work.
-        op = launch.computes
-        if op is not None and not launch.writes.isdisjoint(op.results):
-            group.work += operation_work(op, size)
+        group.seconds += timed.seconds
+        group.work += launch_work(launch, size)
     if waiting.n_launches:
         groups["barriers", ""] = waiting
     return sorted(groups.values(), key=lambda group: -group.seconds)
+
+
+def launch_work(launch: Launch, size: StepSize) -> Work:
+    """Of an op's launches, the one that first writes its result has all the work."""
+    op = launch.computes
+    if op is None or not (launch.writes - launch.reads).intersection(op.results):
+        return Work()
+    return operation_work(op, size)
 
 
 def launch_label(launch: Launch) -> str:

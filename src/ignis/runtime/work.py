@@ -68,6 +68,10 @@ class Work:
             self.int8_macs / ceilings.int8_gmac_s + self.f32_macs / ceilings.f32_gmac_s
         ) / 1e9
 
+    def least_seconds(self, ceilings: Ceilings) -> float:
+        """The time that the machine's ceilings allow: arithmetic or bandwidth, the slower."""
+        return max(self.arithmetic_seconds(ceilings), self.bandwidth_seconds(ceilings))
+
     def bandwidth_seconds(self, ceilings: Ceilings) -> float:
         """The time that the bytes take at the bandwidth ceiling."""
         return self.nbytes / ceilings.bandwidth_gb_s / 1e9
