@@ -55,6 +55,27 @@ def test_engines_agree_bit_for_bit(kind: str, tmp_path: Path, objects: Path) -> 
             assert np.array_equal(feed(runner, ids, random_chunks(rng, N_TOKENS)), wanted)
 
 
+def test_experts_and_batch_mates(tmp_path: Path, objects: Path) -> None:
+    """Tokens of other sequences go to the same experts, and change nothing of one's own."""
+    path = write_random_model(tmp_path / "m.gguf", formats=("q8_0", "f16"), **KINDS["qwen2moe"])
+    rng = np.random.default_rng(12)
+    texts = rng.integers(0, 297, (3, 24)).tolist()
+    with engine(path, objects, n_threads=2, n_slots=3) as runner:
+        alone = [feed(runner, text) for text in texts]
+        for slot in range(3):
+            runner.truncate(slot, 0)
+        got: list[list[Logits]] = [[], [], []]
+        for first in range(0, 24, 6):
+            tokens = [(slot, at) for slot in range(3) for at in range(first, first + 6)]
+            slots, positions = zip(*tokens, strict=True)
+            ids = [texts[slot][at] for slot, at in tokens]
+            logits = runner.forward(StepBatch(ids, slots, positions, range(18)))
+            for slot in range(3):
+                got[slot].append(logits[6 * slot : 6 * slot + 6])
+        assert all(np.array_equal(np.concatenate(mine), own)
+                   for mine, own in zip(got, alone, strict=True))  # fmt: skip
+
+
 @pytest.mark.parametrize("window", [40, 256, 300])
 def test_windows_over_segments(window: int, tmp_path: Path, objects: Path) -> None:
     """A window leaves segments of 256 positions behind; they are not merged, however it is fed."""
