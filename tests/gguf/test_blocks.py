@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize, quantize
 
+from bench.random_blocks import set_scale
 from ignis.errors import UnsupportedModelError, UsageError
 from ignis.gguf import BLOCKS, BlockFormat
 from ignis.gguf.blocks import BLOCKS_BY_TYPE, REMOVED_TYPES
@@ -64,6 +65,8 @@ def test_decode_of_special_numbers_is_silent_and_right(name: str, scale: int) ->
     block = BLOCKS[name]
     raw = np.random.default_rng(2).integers(0, 256, (4, 3 * block.nbytes), dtype=np.uint8)
     records = raw.view(block.dtype)
+    if name == "iq1_m":  # whose d is no field of its own
+        set_scale(records, "d", np.array(scale, np.uint16).view(np.float16))
     for field in {"x", "d", "m", "dmin"} & set(records.dtype.names or ()):
         pattern = f"u{records.dtype[field].itemsize}"
         shift = 16 if pattern == "u4" else 0
