@@ -47,6 +47,16 @@ def test_dumps_are_graphs(call: Call, model: str, name: str) -> None:
     assert ("swiglu" in graph.kinds) == (name in ("fuse_swiglu", "fuse_gate_up"))
 
 
+def test_the_memory_plan_is_dumped_as_comments(call: Call, model: str) -> None:
+    """Offsets beside the ops; the text is still the graph behind all passes."""
+    text = call("compile", model, "--dump-after", "plan_memory").out
+    assert parse_graph(text) == parse_graph(
+        call("compile", model, "--dump-after", "schedule_steps").out)
+    assert text.startswith("# T = 1, R = 1: an arena of ")
+    assert "of its own" in text and "# outside" in text
+    assert text.count("  # bytes ") > 20
+
+
 def test_passes_can_be_switched_off(call: Call, model: str) -> None:
     options = [word for name in TOGGLES for word in ("--disable", name)]
     data = json.loads(call("compile", model, "--json", *options).out)
@@ -80,6 +90,7 @@ def test_the_page(call: Call, model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("options", "message"), [
     (["--dump-after", "fuse_all"], "no such pass: got fuse_all, wanted lowering or dead_code"),
     (["--dump-after", "fuse_norm", "--disable", "fuse_norm"], "this pass is switched off"),
+    (["--dump-after", "plan_memory", "--disable", "plan_memory"], "this pass is switched off"),
     (["--disable", "fuse_all"], "no such pass: got fuse_all"),
     (["--disable", "quantize_activations"], "this pass can't be switched off"),
     (["--emit", "asm", "--kernel", "gelu"], "this model uses no such kernel: got gelu, wanted"),

@@ -81,6 +81,13 @@ def test_a_stream_is_mostly_divided_beforehand(
     assert plan.records[0, UNITS] == units
 
 
+def test_a_plan_may_have_nothing_to_do(library: Library) -> None:
+    """A graph whose output is its input, once a gain of ones is folded away."""
+    plan = CompiledPlan([], library, 2)
+    plan.set_counts(COUNTS | {"T": 5})
+    assert plan.records.shape[0] == 0
+
+
 def test_private_arguments_differ_by_thread(library: Library) -> None:
     """Threads that shared a word would write into each other's rows."""
     launches = [launch(args={"y": Private(64)}), launch()]

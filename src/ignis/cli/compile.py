@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from ignis.inspect import Compilation
 
 _NAIVE = "lowering"  # as if it were a pass: the graph before all of them
+_MEMORY = "plan_memory"  # the last: offsets as comments, in steps of one token
 
 
 @click.command("compile", short_help="what the compiler makes of a model")
 @click.argument("model", metavar="MODEL")
 @click.option("--dump-after", metavar="PASS",
-              help="Print the graph behind PASS as text; `lowering`: before all passes.")
+              help="Print the graph behind PASS as text; `lowering`: before all passes; "
+                   "`plan_memory`: with offsets for one token.")
 @click.option("--emit", type=click.Choice(["llvm", "asm"]),
               help="Print each kernel's Python source and the code it becomes.")
 @click.option("--kernel", metavar="NAME", help="With --emit: only this kernel.")
@@ -98,13 +100,16 @@ def _dump(compilation: Compilation, name: str) -> str:
     """The graph behind a pass as text."""
     from ignis.graph.ir import print_graph
     from ignis.graph.passes import PIPELINE
+    from ignis.inspect.report import planned_text
 
     if name == _NAIVE:
         return print_graph(compilation.naive)
     for snapshot in compilation.passes:
         if snapshot.report.name == name:
             return print_graph(snapshot.after)
-    known = [_NAIVE, *(step.name for step in PIPELINE)]
+    if name == _MEMORY and compilation.reuse:
+        return planned_text(compilation.plan(1, 1))
+    known = [_NAIVE, *(step.name for step in PIPELINE), _MEMORY]
     what = "this pass is switched off" if name in known else "no such pass"
     raise UsageError(what, got=name, wanted=" or ".join(known))
 

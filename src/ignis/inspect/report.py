@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from ignis.graph.ir.printer import print_graph, print_operation
 from ignis.graph.passes.pipeline import PIPELINE
 from ignis.inspect.compilation import BUCKETS, Compilation, StepPlan
 
@@ -49,6 +50,28 @@ def plan_data(plan: StepPlan) -> dict[str, Any]:
         "without_sharing": memory.naive_nbytes, "logits": memory.output_nbytes,
         "scratch": plan.scratch_nbytes, "seconds": plan.seconds,
     }  # fmt: skip
+
+
+def planned_text(plan: StepPlan) -> str:
+    """The graph with the bytes of each result as a comment: still a graph to parse."""
+    memory, sizes = plan.memory, (plan.n_tokens, plan.n_logits)
+    lines = [
+        f"# T = {plan.n_tokens}, R = {plan.n_logits}: an arena of {memory.nbytes} bytes, "
+        f"{memory.bound_bytes} live at once; {memory.private_nbytes} more in each thread"
+    ]
+    results = {print_operation(op): op.results for op in memory.graph.operations}
+    for line in print_graph(memory.graph).splitlines():
+        values = results.get(line.strip().removeprefix("repeat "), ())
+        if line.startswith("graph("):
+            values = memory.graph.inputs
+        places = []
+        for value in values:
+            start = memory.offsets.get(value)
+            own = " of its own" if value in memory.timing.private else ""
+            places.append("outside" if start is None else
+                          f"bytes {start} to {start + value.type.nbytes(*sizes)}{own}")
+        lines.append(f"{line}  # {', '.join(places)}" if places else line)
+    return "\n".join([*lines, ""])
 
 
 def pass_summary(name: str) -> str:

@@ -62,12 +62,13 @@ class CompiledPlan:
         self._patched = {name: np.array(places) for name, places in self._patched.items()}
         self._units = np.array([launch.units for launch in launches], np.int64)
         self._grains = np.array([launch.grain for launch in launches], np.int64)
-        self._shared = np.array([launch.shared for launch in launches])
+        # With their types said: there may be no launch at all.
+        self._shared = np.array([launch.shared for launch in launches], np.bool_)
         self._per = {
-            name: np.array([name in (launch.per, launch.gate) for launch in launches])
+            name: np.array([name in (launch.per, launch.gate) for launch in launches], np.bool_)
             for name in ("T", "R", "S")
         }
-        self._gated = np.array([launch.gate is not None for launch in launches])
+        self._gated = np.array([launch.gate is not None for launch in launches], np.bool_)
         self._counts: Mapping[str, int] = {}
 
     def _write(self, launch: Launch, start: int, thread: int) -> None:

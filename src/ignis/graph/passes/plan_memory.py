@@ -50,7 +50,22 @@ def plan_memory(
     reuse: bool = True,
     timing: Timing | None = None,
 ) -> MemoryPlan:
-    """Lay the activations of a step out. Sizes grow with T and R, so a plan serves smaller steps.
+    """Give every activation an offset in one arena; values that died lend their bytes.
+
+        %0 = silu(%x) : f32[T,64]
+        %1 = matmul(%0, @w) : f32[T,128]
+        %2 = columns(%1) {first = 0, width = 64} : f32[T,64]
+        %3 = add(%2, %x) : f32[T,64]
+
+    becomes, for one token and with %x in bytes 512 to 768,
+
+        %0 = silu(%x) : f32[T,64]                             # bytes 768 to 1024
+        %1 = matmul(%0, @w) : f32[T,128]                      # bytes 0 to 512
+        %2 = columns(%1) {first = 0, width = 64} : f32[T,64]  # bytes 768 to 1024, %0 is dead
+        %3 = add(%2, %x) : f32[T,64]                          # bytes 768 to 1024, in place of %2
+
+    Sizes grow with T and R, so a plan serves smaller steps. Without this pass every value has
+    memory of its own.
 
     Args:
         outputs_in_arena: False leaves the graph's outputs to the caller.
