@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from ignis.errors import NumericsError, UsageError
-from ignis.perplexity.estimate import Divergence, Estimate, perplexity_of
+from ignis.perplexity.estimate import (
+    Divergence,
+    Estimate,
+    RunningPerplexity,
+    as_scores,
+    perplexity_of,
+)
 from ignis.perplexity.rows import Row, RowScore
 from ignis.perplexity.windows import Windows
 
@@ -78,8 +84,8 @@ def test_logits_that_are_no_numbers_are_one_line(bad):
 
 
 def test_estimates_are_those_of_the_formulas():
-    scores = [RowScore(-1.0, -1.5, 0.1), RowScore(-2.0, -1.0, 0.3, same_top=False),
-              RowScore(-3.0, -3.5, 0.2)]
+    scores = as_scores([RowScore(-1.0, -1.5, 0.1), RowScore(-2.0, -1.0, 0.3, same_top=False),
+                        RowScore(-3.0, -3.5, 0.2)])
     perplexity = perplexity_of(scores)
     assert perplexity.value == pytest.approx(np.exp(2))
     assert perplexity.error == pytest.approx(np.exp(2) * 1 / np.sqrt(3))
@@ -93,6 +99,16 @@ def test_estimates_are_those_of_the_formulas():
     assert found.same_top.value == pytest.approx(2 / 3)
     differences = np.exp([-1, -2, -3]) - np.exp([-1.5, -1, -3.5])
     assert found.rms_probability.value == pytest.approx(np.sqrt((differences**2).mean()))
+
+
+def test_the_running_value_ends_as_the_final_one():
+    rng = np.random.default_rng(4)
+    scores = as_scores(RowScore(float(x)) for x in rng.normal(-3, 2, 1000))
+    running, wanted = RunningPerplexity(), perplexity_of(scores)
+    for part in np.split(scores, [1, 400, 990]):
+        found = running.add(part)
+    assert found.value == pytest.approx(wanted.value)
+    assert found.error == pytest.approx(wanted.error)
 
 
 def test_one_position_has_no_error_bar():

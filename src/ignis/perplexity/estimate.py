@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ignis.perplexity.rows import RowScore
+
+Scores: TypeAlias = NDArray[np.void]
+"""One record a position, with the fields of `RowScore`."""
+
+_RECORD: Any = [("log_prob", "f8"), ("base_log_prob", "f8"), ("kl", "f8"), ("same_top", "?")]
+
+
+def as_scores(rows: Iterable[RowScore]) -> Scores:
+    """The scores of some positions, in order."""
+    return np.array([astuple(row) for row in rows], _RECORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +59,9 @@ class Divergence:
     rms_probability: Estimate  # root mean square of p_run - p_base of the token that followed
 
     @classmethod
-    def of(cls, scores: Sequence[RowScore]) -> Divergence:
-        own = np.array([score.log_prob for score in scores])
-        base = np.array([score.base_log_prob for score in scores])
-        kl = np.array([score.kl for score in scores])
-        top = np.array([score.same_top for score in scores], np.float64)
+    def of(cls, scores: Scores) -> Divergence:
+        own, base, kl = (scores[name] for name in ("log_prob", "base_log_prob", "kl"))
+        top = scores["same_top"].astype(np.float64)
         squares = Estimate.of((np.exp(own) - np.exp(base)) ** 2)
         rms = math.sqrt(squares.value)
         return cls(
@@ -75,9 +84,27 @@ class PerplexityResult:
     against_base: Divergence | None = None
 
 
-def perplexity_of(scores: Sequence[RowScore]) -> Estimate:
+def perplexity_of(scores: Scores) -> Estimate:
     """exp of the mean negative log-probability of what followed."""
-    return Estimate.of(-np.array([score.log_prob for score in scores])).exp()
+    return Estimate.of(-scores["log_prob"]).exp()
+
+
+class RunningPerplexity:
+    """The perplexity so far, without looking at all positions again."""
+
+    def __init__(self) -> None:
+        self._n, self._sum, self._squares = 0, 0.0, 0.0
+
+    def add(self, scores: Scores) -> Estimate:
+        """Count some more positions; the perplexity of all of them."""
+        nll = -scores["log_prob"]
+        self._n += len(nll)
+        self._sum += float(nll.sum())
+        self._squares += float((nll**2).sum())
+        mean = self._sum / self._n
+        variance = max(self._squares / self._n - mean**2, 0.0)
+        error = math.sqrt(variance / (self._n - 1)) if self._n > 1 else math.inf
+        return Estimate(mean, error).exp()
 
 
 def _exp(x: float) -> float:

@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 from ignis.api import Model
 from ignis.errors import UsageError
-from ignis.perplexity.estimate import Divergence, Estimate, PerplexityResult, perplexity_of
+from ignis.perplexity.estimate import (
+    Divergence,
+    Estimate,
+    PerplexityResult,
+    RunningPerplexity,
+    Scores,
+    as_scores,
+    perplexity_of,
+)
 from ignis.perplexity.kl_base import (
     KLBase,
     RecordReader,
@@ -55,7 +63,8 @@ def measure_perplexity(
     if kl_base is not None:
         kl_base.check(windows, n_vocab, vocabulary)
     started = time.perf_counter()
-    scores: list[RowScore] = []
+    parts: list[Scores] = []
+    running = RunningPerplexity()
     with ExitStack() as stack:
         saved = base = None
         if save_kl is not None:
@@ -64,8 +73,9 @@ def measure_perplexity(
             base = stack.enter_context(kl_base.records())
         pool = stack.enter_context(ThreadPoolExecutor(model.report.n_threads))
         for index in range(windows.n_windows):
-            scores += _score_window(model, windows, index, pool, base, saved)
-            progress(index + 1, windows.n_windows, perplexity_of(scores))
+            parts.append(as_scores(_score_window(model, windows, index, pool, base, saved)))
+            progress(index + 1, windows.n_windows, running.add(parts[-1]))
+    scores = np.concatenate(parts)
     return PerplexityResult(
         perplexity_of(scores), windows.n_ctx, windows.n_windows, len(scores),
         windows.n_windows * (windows.n_ctx - 1), time.perf_counter() - started,
