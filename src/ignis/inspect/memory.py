@@ -31,6 +31,8 @@ PROGRAM_NBYTES = 96 << 20
 that the system shares between processes."""
 COMPILING_NBYTES = 36 << 20
 """What LLVM takes besides when kernels are compiled that the object cache has not: as measured."""
+CHAT_NBYTES = 22 << 20
+"""The process that renders chat templates: as measured."""
 
 _TOKEN_NBYTES = 80  # of a tokenizer's tables, for each token and each merge
 _EMBEDDING_NBYTES = 16 << 20  # of an embedding that is only read by row: what texts touch

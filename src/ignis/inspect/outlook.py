@@ -9,7 +9,12 @@ from ignis.compile import configure
 from ignis.errors import IgnisError, UnsupportedModelError, UsageError
 from ignis.gguf import GGUFFile
 from ignis.inspect.compilation import inspect_model
-from ignis.inspect.memory import COMPILING_NBYTES, MemoryNeeds, memory_needs
+from ignis.inspect.memory import (
+    CHAT_NBYTES,
+    COMPILING_NBYTES,
+    MemoryNeeds,
+    memory_needs,
+)
 from ignis.runtime.weights import available_memory
 from ignis.text import Tokenizer
 
@@ -92,7 +97,8 @@ def _remarks(needs: MemoryNeeds, free: int) -> Iterator[str]:
     if needs.own <= free < needs.total:
         yield (f"weights do not fit beside the rest: {_mib(needs.total)} of {_mib(free)}; they "
                "will be read from the disk over and over, which is slow")
-    yield f"a first run takes up to {_mib(COMPILING_NBYTES)} more, while kernels are compiled"
+    yield (f"a first run takes up to {_mib(COMPILING_NBYTES)} more, while kernels are compiled; a "
+           f"chat {_mib(CHAT_NBYTES)}, for the process that renders its template")
 
 
 def _mib(nbytes: int) -> str:
