@@ -26,6 +26,10 @@ _CHOICES: dict[str, list[dict[str, Any]]] = {
     "matmul_packed": [],  # the code of matmul_mapped, and slow to compile
     "pack_panels": _WEIGHTS[1:],
     "matmul_float": _FLOATS[1:2],
+    "route": [{"among": "all"}],
+    "experts_mapped": [{"format": "q4_1", "summed": True}],
+    "experts_packed": [],  # the code of experts_mapped
+    "experts_float": [{"format": "bf16", "summed": False}],
     "rope": [
         {"head_dim": 64, "n_rot": 64, "style": "neox"},
         {"head_dim": 80, "n_rot": 36, "style": "interleaved"},
