@@ -43,8 +43,12 @@ class _Stage:
 
 def parse_graph(text: str) -> Graph:
     """The graph that `print_graph` wrote; `#` starts a comment. Verified, or GraphError."""
-    graph = _Parser(text).graph()
-    verify(graph)
+    parser = _Parser(text)
+    graph = parser.graph()
+    try:
+        verify(graph)
+    except GraphError as error:
+        raise GraphError(f"line {parser.line_of(error.where)}: {error}") from None
     return graph
 
 
@@ -52,7 +56,10 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._lines = _significant(text)
         self._where = "line 1"
+        self._number = 1
+        self._line_of: dict[str, int] = {}  # of values, weights and operations
         self._values: dict[str, Value] = {}
+        self._n_operations = 0
         self._stages: list[_Stage] = []  # the inputs' first, then one a line of the body
 
     def graph(self) -> Graph:
@@ -72,6 +79,7 @@ class _Parser:
             elif (op := self._stage(line)) is not None:
                 operations.append(op)
             line = self._next()
+        self._line_of["return"] = self._number
         outputs = tuple(self._use(name) for name in _split(line.removeprefix("return")))
         if (line := self._next()) != "}":
             raise self._error("the graph does not end after its return", line, "}")
@@ -82,8 +90,13 @@ class _Parser:
         graph = Graph(inputs, tuple(operations), outputs, self._schedule())
         for name, value in self._values.items():
             if value.is_weight and value.name not in graph.weights:
-                raise GraphError("a weight is declared but never read", got=name)
+                raise GraphError("a weight is declared but never read",
+                                 where=f"line {self._line_of[name]}", got=name)  # fmt: skip
         return graph
+
+    def line_of(self, what: object) -> int:
+        """The line of what an error of the verifier is about; else of the return."""
+        return self._line_of.get(str(what), self._line_of["return"])
 
     def _stage(self, line: str) -> Operation | None:
         """The operation of a line, or None for a further stage of the one before."""
@@ -131,6 +144,9 @@ class _Parser:
         inferred = [result.type for result in created.results]
         if types != inferred:
             raise self._error("the result has another type", match["types"], _joined(inferred))
+        self._line_of |= dict.fromkeys(names, self._number)
+        self._line_of[f"operation {self._n_operations}, {created.name}"] = self._number
+        self._n_operations += 1
         self._values |= dict(zip(names, created.results, strict=True))
         return created
 
@@ -181,6 +197,7 @@ class _Parser:
             raise GraphError(f"{self._where}: {error}") from None
         is_weight = name.startswith("@")
         splat = self._splat(match[3], is_weight)
+        self._line_of[name] = self._number
         self._values[name] = Value(name[1:], type_, is_weight, splat)
         return self._values[name]
 
@@ -199,7 +216,7 @@ class _Parser:
 
     def _next(self) -> str:
         for number, line in self._lines:
-            self._where = f"line {number}"
+            self._where, self._number = f"line {number}", number
             return line
         raise self._error("the text ends too early", "end of text", "return and }")
 

@@ -42,7 +42,9 @@ def verify(graph: Graph, *, legalized: bool = False) -> None:
             try:
                 check(graph)
             except GraphError as error:
-                raise GraphError(f"rule {rule}: {error}") from None
+                broken = GraphError(f"rule {rule}: {error}")
+                broken.where = error.where
+                raise broken from None
 
 
 def defined_once(graph: Graph) -> None:
