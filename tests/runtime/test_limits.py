@@ -83,7 +83,7 @@ def test_memory_is_what_the_group_has_left(groups: Path) -> None:
 
 
 def test_auto_maps_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = weights.PackedTensor("w", "q8_0", "panels", 16, 32, nbytes=1000)
+    tensor = weights.PackedTensor("w", "q8_0", "panels", 1, 16, 32, nbytes=1000)
     for available, layout in ((2000, "packed"), (1999, "mapped"), (0, "mapped")):
         monkeypatch.setattr(weights, "available_memory", lambda n=available: n)
         assert choose_layout("auto", [tensor]) == layout
