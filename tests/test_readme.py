@@ -41,7 +41,7 @@ def test_the_graphs_are_what_the_passes_make(tmp_path: Path) -> None:
         naive = build_graph(ModelConfig.from_gguf(file), file.tensors)
     after = {"before": textwrap.dedent(print_graph(naive))}
     run_pipeline(naive, on_pass=lambda step, graph: after.update({step.name: print_graph(graph)}))
-    for stage in ("before", "fuse_residual", "fuse_gate_up"):
+    for stage in ("before", "fuse_residual", "fuse_gate_up", "schedule_steps"):
         (shown,) = blocks(f"ir: {stage}")
         printed = "\n".join(line.strip() for line in after[stage].splitlines())
         assert shown.strip() in printed, stage

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import is_not
 from types import MappingProxyType
 
 from ignis.graph.ir.operation import Operation, Value
@@ -76,9 +77,17 @@ class Graph:
     def with_operations(
         self, operations: Sequence[Operation], outputs: Sequence[Value] | None = None
     ) -> Graph:
-        """The same inputs and outputs (or others), computed by other operations; no schedule."""
-        outputs = self.outputs if outputs is None else outputs
-        return Graph(self.inputs, tuple(operations), tuple(outputs))
+        """The same inputs and outputs (or others), computed by other operations; no schedule.
+
+        Where nothing changes it is this graph, with the tables that it has cached.
+        """
+        outputs = self.outputs if outputs is None else tuple(outputs)
+        changed = len(operations) != len(self.operations) or any(
+            map(is_not, operations, self.operations)
+        )
+        if not changed and outputs == self.outputs and self.schedule is None:
+            return self
+        return Graph(self.inputs, tuple(operations), outputs)
 
     def activation_nbytes(self, n_tokens: int, n_logits: int) -> int:
         """Bytes of all activations if each had a buffer of its own."""
