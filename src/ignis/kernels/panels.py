@@ -13,10 +13,11 @@ the values k = 4i..4i+3 of each row, become
     2 bits   2 vectors, Vi in pair i / 2 of vector i % 2
     1 bit    1 vector,  Vi in bit i
 
-so a five-bit format has a plane of four bits and one of one, and unpacking costs a shift and a
-mask a vector. Codes are unsigned bytes with an `offset`: value = code - offset, or a `table` of
-such bytes. The dot product of a block is `sum(code * q) - offset * sum(q)`, and `sum(q)` comes
-with the activation (see `a8`).
+so a five-bit format has a plane of one bit and one of four, and unpacking costs a shift and a
+mask a vector. The narrow plane comes first, with the lowest bits: all codes need it at once, so it
+is read first, and the processor foresees streams that ascend. Codes are unsigned bytes with an
+`offset`: value = code - offset, or a `table` of such bytes. The dot product of a block is
+`sum(code * q) - offset * sum(q)`, and `sum(q)` comes with the activation (see `a8`).
 
 To add a format: its class in `gguf`, a function in `unpack`, a scheme in `scales` (most likely one
 that is there), a line in `FORMATS`, and its name in `graph.ir.types.BLOCK_FORMATS`.
@@ -47,7 +48,7 @@ from ignis.kernels.scales_grids import SCHEMES
 BLOCK = 32  # values of a block along k
 VECTORS = 8  # of 64 bytes, that hold a block of 16 rows as bytes
 
-_PLANES = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}
+_PLANES = {8: (8,), 6: (2, 4), 5: (1, 4), 4: (4,), 3: (1, 2), 2: (2,)}
 
 
 @dataclass(frozen=True, slots=True)
