@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import json
 import random
 import struct
@@ -15,6 +16,7 @@ from ignis.quantize.convert import Options, quantize
 from ignis.quantize.hf.checkpoint import Checkpoint
 from tests.quantize.checkpoints import (
     config_of,
+    in_newer_form,
     random_tensors,
     save_tensors,
     write_checkpoint,
@@ -199,3 +201,56 @@ def test_without_the_packages_the_extra_is_named(folder, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UsageError, match=r"pip install 'ignis-llm\[convert\]'"):
         Checkpoint(folder)
+
+
+_ODD = (None, True, 0, -1, 1e400, 3.5, "", "x", [], [1], {}, {"type": "x"}, [None], "\ud800")
+
+
+def mutated(value, rng):
+    """The same JSON with one node, anywhere, replaced by something odd or left out."""
+    value = copy.deepcopy(value)
+    node = value
+    while True:
+        keys = [*node] if isinstance(node, dict) else [*range(len(node))]
+        key = rng.choice(keys)
+        inner = node[key]
+        if isinstance(inner, dict | list) and inner and rng.random() < 0.7:
+            node = inner
+            continue
+        if rng.random() < 0.2:
+            del node[key]
+        else:
+            node[key] = rng.choice(_ODD)
+        return value
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json",
+                                  "generation_config.json"])
+def test_odd_json_ends_in_one_line(name, folder):
+    """60 changes of one value each: an error of ours, or a model that can be converted."""
+    rng = random.Random(0)
+    write_json(folder / "generation_config.json", {"eos_token_id": [658, 657]})
+    description = json.loads((folder / "tokenizer.json").read_text())
+    description["model"]["vocab"] = dict([*description["model"]["vocab"].items()][:4])
+    description["model"]["merges"] = description["model"]["merges"][:3]
+    description["added_tokens"] += [{"id": 5, "content": "<a>", "special": False}]
+    description["post_processor"] = {"type": "TemplateProcessing", "single": [
+        {"SpecialToken": {"id": "<|endoftext|>"}}, {"Sequence": {"id": "A"}}]}
+    write_json(folder / "tokenizer.json", description)
+    settings = {"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|im_end|>",
+                "added_tokens_decoder": {"7": {"content": "<b>", "special": True}},
+                "add_bos_token": True, "chat_template": [{"name": "default", "template": "x"}]}
+    write_json(folder / "tokenizer_config.json", settings)
+    config = in_newer_form(config_of("gemma3", rope_scaling=dict(LLAMA3, high_freq_factor=9.0)))
+    save_tensors(folder, random_tensors(config_of("gemma3")))
+    write_json(folder / "config.json", config)
+    whole = json.loads((folder / name).read_text())
+    n_refused = 0
+    for _ in range(60):
+        write_json(folder / name, mutated(whole, rng))
+        try:
+            Checkpoint(folder)
+        except IgnisError as error:
+            assert "\n" not in str(error)
+            n_refused += 1
+    assert n_refused < 60

@@ -218,20 +218,21 @@ def test_a_kill_at_any_moment_leaves_the_target_absent_or_whole(folder, subproce
     assert n_left and n_halves, "no kill came at a moment for this test to mean something"
 
 
-def test_sigterm_leaves_nothing(folder, subprocess_env):
-    """As `systemctl stop` and `timeout` end a process; the command line's promise."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing(number, code, folder, subprocess_env):
+    """Ctrl-C, and what `timeout` and `systemctl stop` send; the command line's promise."""
     process = subprocess.Popen(
         [sys.executable, "-c", "import sys, time; from ignis.quantize import convert\n"
          "from ignis.cli import main\n"
          "convert._verify = lambda *a, **k: (print('there', flush=True), time.sleep(60))\n"
          "sys.argv = ['ignis', 'quantize', 'in.gguf', 'out.gguf', '--type', 'q8_0', '-q']\n"
          "sys.exit(main())"],
-        cwd=folder, env=subprocess_env, stdout=subprocess.PIPE)
+        cwd=folder, env=subprocess_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"there\n" and len(names(folder)) == 2
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
-    assert process.returncode == 128 + signal.SIGTERM and names(folder) == {"in.gguf"}
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (code, b"") and names(folder) == {"in.gguf"}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="SIGBUS is caught on Linux alone")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ignis.errors import TokenizerError
+from ignis.quantize.hf.config import kind_of
 from ignis.quantize.hf.tokens import BaseVocabulary, Token
 from ignis.text.recognize import recognize
 
@@ -13,15 +14,15 @@ from ignis.text.recognize import recognize
 def from_description(description: Mapping[str, Any], where: object) -> BaseVocabulary:
     """The vocabulary; TokenizerError for another kind of model or a normalizer that matters."""
     model = bpe_model(description, where)
-    decoder = description.get("decoder")
-    if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel":
+    decoder = kind_of(description.get("decoder"))
+    if decoder != "ByteLevel":
         raise TokenizerError("this kind of tokenizer is not supported", where=where,
-                             got=f"a decoder {decoder and decoder.get('type')!r}",
+                             got=f"a decoder {decoder!r}",
                              wanted="byte-level BPE or SentencePiece")
     normalizer = description.get("normalizer")
     # Canonical composition is what nearly all text has been through; no engine repeats it.
-    if normalizer is not None and normalizer.get("type") != "NFC":
-        raise TokenizerError("unsupported normalizer", where=where, got=normalizer.get("type"),
+    if normalizer is not None and kind_of(normalizer) != "NFC":
+        raise TokenizerError("unsupported normalizer", where=where, got=kind_of(normalizer),
                              wanted="none or NFC")
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
@@ -46,8 +47,8 @@ def bpe_model(description: Mapping[str, Any], where: object) -> Mapping[str, Any
     vocab = model.get("vocab")
     if not isinstance(vocab, dict) or not vocab:
         raise TokenizerError("the vocabulary is empty", where=where)
-    ids = set(vocab.values())
-    if any(type(i) is not int or i < 0 for i in ids) or len(ids) < len(vocab):
+    ids = vocab.values()
+    if any(type(i) is not int or i < 0 for i in ids) or len(set(ids)) < len(vocab):
         raise TokenizerError("bad vocabulary", where=where, wanted="one id from 0 a token")
     return model
 
@@ -55,7 +56,10 @@ def bpe_model(description: Mapping[str, Any], where: object) -> Mapping[str, Any
 def merges(model: Mapping[str, Any], where: object) -> list[tuple[str, str]]:
     """The merge rules in order, from "a b" or, since 2024, ["a", "b"]."""
     rules: list[tuple[str, str]] = []
-    for rule in model.get("merges") or []:
+    listed = model.get("merges", [])
+    if not isinstance(listed, list):
+        raise TokenizerError("bad merge rules", where=where, wanted="a list")
+    for rule in listed:
         pair = rule.split(" ") if isinstance(rule, str) else rule
         if not isinstance(pair, list) or len(pair) != 2 \
                 or not all(isinstance(part, str) and part and " " not in part for part in pair):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ignis.errors import ModelFileError, UnsupportedModelError, UsageError
+from ignis.errors import ModelFileError, TokenizerError, UnsupportedModelError, UsageError
 from ignis.gguf import BLOCKS, GGUFFile
 from ignis.gguf.values import DEFAULT_ALIGNMENT
 from ignis.gguf.writer import pack_value
@@ -58,7 +58,11 @@ class Checkpoint:
                   "general.name": folder.resolve().name, **numbers.keys}
         n_vocab = _lower(_Described(folder, values, {t.name: t for t in self.tensors}))
         values |= read_vocabulary(folder, n_vocab)
-        self.metadata = {key: pack_value(value) for key, value in values.items()}
+        try:
+            self.metadata = {key: pack_value(value) for key, value in values.items()}
+        except UnicodeEncodeError as error:     # JSON can spell half a character
+            raise TokenizerError(f"text that is no Unicode: {error.reason}", where=folder
+                                 ) from None
         self.facts = ModelFacts(n_layers=numbers.n_layers, tied=numbers.tied,
                                 group=numbers.n_heads // numbers.n_kv_heads,
                                 n_experts=numbers.n_experts)

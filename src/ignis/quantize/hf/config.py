@@ -37,6 +37,12 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     return value
 
 
+def kind_of(step: Any) -> str | None:
+    """The `type` of a step in tokenizer.json; None for what is no step."""
+    kind = step.get("type") if isinstance(step, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
 class Section:
     """A JSON object whose values are checked as they are asked for.
 

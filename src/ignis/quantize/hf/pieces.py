@@ -110,7 +110,8 @@ def _space_prefix(description: Mapping[str, Any], settings: Mapping[str, Any]) -
 def _flat(step: Any, inner: str) -> Iterator[Mapping[str, Any]]:
     if isinstance(step, dict):
         yield step
-        for each in step.get(inner) or ():
+        steps = step.get(inner)
+        for each in steps if isinstance(steps, list) else ():
             yield from _flat(each, inner)
 
 

@@ -49,8 +49,8 @@ def _merged(config: Section, parameters: Section | None) -> Section:
     """One section of all that is said, the newer names first."""
     names = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     values = {name: config.get(name) for name in names}
-    for section in (config.get("rope_scaling"), parameters and parameters.values):
-        values |= section if isinstance(section, dict) else {}
+    for section in (config.section("rope_scaling"), parameters):
+        values |= {} if section is None else section.values
     return Section(config.where, values)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ignis.errors import ModelFileError, TokenizerError
-from ignis.quantize.hf.config import read_object
+from ignis.quantize.hf.config import kind_of, read_object
 
 _NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """transformers' names, and GGUF's."""
@@ -70,21 +70,22 @@ def _adds(name: str, place: int, description: Mapping[str, Any], settings: Mappi
     if not description:
         return None
     for processor in _processors(description.get("post_processor")):
-        if processor.get("type") != "TemplateProcessing":
+        if kind_of(processor) != "TemplateProcessing":
             continue
-        single = processor.get("single") or [{}]
-        added = (single[place].get("SpecialToken") or {}).get("id")
-        spelled = _content(settings.get(f"{name}_token"))
-        if added is not None and added != spelled:
+        try:
+            added = processor["single"][place].get("SpecialToken", {}).get("id")
+        except (AttributeError, LookupError, TypeError):
+            raise TokenizerError("a post_processor that is not understood", where=where) from None
+        if added is not None and added != _content(settings.get(f"{name}_token")):
             raise TokenizerError("unsupported post_processor", where=where,
                                  got=f"{added!r} around the text", wanted=f"{name}_token alone")
         return added is not None
     return False
 
 
-def _processors(processor: Any) -> Iterator[Mapping[str, Any]]:
-    if isinstance(processor, dict):
-        yield from processor.get("processors") or [processor]
+def _processors(processor: Any) -> list[Any]:
+    inner = processor.get("processors") if isinstance(processor, dict) else None
+    return inner if isinstance(inner, list) else [processor]
 
 
 def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,8 +99,8 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     elif template is None:
         template = read_object(folder / "chat_template.json", optional=True).get("chat_template")
     rows = template if isinstance(template, list) else [{"name": "default", "template": template}]
-    named = {row.get("name"): row.get("template") for row in rows if isinstance(row, dict)}
-    texts = {name: text for name, text in named.items()
+    pairs = [(row.get("name"), row.get("template")) for row in rows if isinstance(row, dict)]
+    texts = {name: text for name, text in pairs
              if isinstance(name, str) and isinstance(text, str)}
     keys: dict[str, Any] = {f"tokenizer.chat_template.{name}": text
                             for name, text in texts.items() if name != "default"}
