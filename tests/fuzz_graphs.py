@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ignis.graph.ir import Graph, Operation, Value, print_graph
 from ignis.graph.ir.a8 import dequantize_a8, quantize_a8
 from ignis.graph.ir.evaluation import Evaluation, ReferenceCache
+from ignis.graph.ir.kv_types import through_cache
 from ignis.graph.ir.ops import Attend, Matmul, MatmulGroup, Quantize, RopeStore, Route
 from ignis.graph.passes import TOGGLES
 from ignis.graph.passes.dead_code import dead_code
@@ -66,7 +67,7 @@ def check_plain(case: Case, encoded: dict[str, Array], folder: Path) -> list[Arr
     wanted = run_chunks(runner, case.inputs, case.tokens, case.wanted, [len(case.tokens)])
     numbers = decoded(encoded, case.graph)
     slots, positions = (np.array(x) for x in zip(*case.tokens, strict=True))
-    step = Evaluation(numbers.__getitem__, ReferenceCache("f16"), positions, slots,
+    step = Evaluation(numbers.__getitem__, ReferenceCache(rounded=True), positions, slots,
                       np.array(sorted(case.wanted), dtype=np.int64), False, {})  # fmt: skip
     check = _PlainCheck(runner, step, (len(case.tokens), len(case.wanted)))
     with np.errstate(all="ignore"):  # numbers may well overflow; what comes out is compared
@@ -138,7 +139,7 @@ class _PlainCheck:
         self._compare(q, turned, op.result)
         exact = k.evaluate(step)
         error = np.broadcast_to(bound(k, step, exact), exact.shape)
-        apart = np.abs(_f16(exact + error) - _f16(exact - error))
+        apart = _rounded_apart(exact, error, op.kv_type or "f16")
         self._key_errors[op.layer] = {
             int(slot): apart[step.slots == slot] for slot in np.unique(step.slots)
         }
@@ -155,8 +156,14 @@ class _PlainCheck:
                                 f"{exact[at]!r}, allowed {allowed[at]:.3g}")  # fmt: skip
 
 
-def _f16(x: Array) -> Array:
-    return x.astype(np.float32).astype(np.float16).astype(np.float64)
+def _rounded_apart(keys: Array, error: Array, kv_type: str) -> Array:
+    """How far the cache's values of two keys may differ that are `error` from `keys`."""
+    if kv_type != "q8_0":
+        return np.abs(through_cache(keys + error, kv_type) - through_cache(keys - error, kv_type))
+    blocks = (np.abs(keys) + error).reshape(len(keys), -1, 32)
+    step = np.broadcast_to(blocks.max(axis=-1, keepdims=True) / 127, blocks.shape)
+    # One step of the integer, and 127 times a step of the scale, which is an f16.
+    return 2 * error + (1 + 2.0**-9 * 128) * step.reshape(keys.shape)
 
 
 def levels() -> list[str]:

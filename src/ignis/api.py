@@ -22,6 +22,7 @@ from ignis import hub
 from ignis.compile import CompileReport, compile_model
 from ignis.errors import PromptTooLongError, UsageError
 from ignis.gguf import GGUFFile, open_gguf
+from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE
 from ignis.graph.models import ModelConfig
 from ignis.runtime.engine import MAX_LOGITS, MAX_TOKENS, Engine
 from ignis.runtime.guard import guard_mappings
@@ -39,6 +40,7 @@ def load(
     engine: str = "graph",
     pre: str | None = None,
     weights: str = "auto",
+    kv_type: str = DEFAULT_KV_TYPE,
     prepare_chat: bool = False,
 ) -> Model:
     """Load a GGUF file and compile it for this processor.
@@ -50,6 +52,7 @@ def load(
         engine: "graph", "imperative" (op by op, same bits) or "reference" (float64 NumPy).
         pre: the pre-tokenizer, where the file names none that is known.
         weights: "auto", "mapped" (as they lie in the file) or "packed" (faster, in memory).
+        kv_type: how keys and values are kept: "f16", "f32" or, in half the memory, "q8_0".
         prepare_chat: start the process that renders chat templates while the model compiles; the
             first `chat` then begins some 60 ms sooner.
 
@@ -67,8 +70,9 @@ def load(
         if prepare_chat:
             template.start()
         runner, config, report = compile_model(
-            file, settings, engine=engine, n_threads=threads, n_ctx=n_ctx, weights=weights
-        )
+            file, settings, engine=engine, n_threads=threads, n_ctx=n_ctx, weights=weights,
+            kv_type=kv_type,
+        )  # fmt: skip
         return Model(file, tokenizer, template, runner, config, report, unguard)
     except BaseException:
         if template is not None:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ignis.errors import UsageError
 from ignis.gguf import GGUFFile, open_gguf
+from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE
 from ignis.graph.models import ModelConfig, build_graph
 from ignis.runtime.ceilings import Ceilings
 from ignis.runtime.work import StepSize, Work, step_work
@@ -58,8 +59,11 @@ class BenchWork:
     decode: Work
 
     @classmethod
-    def of(cls, file: GGUFFile, n_prompt: int, n_decode: int) -> BenchWork:
-        graph = build_graph(ModelConfig.from_gguf(file), file.tensors)
+    def of(
+        cls, file: GGUFFile, n_prompt: int, n_decode: int, kv_type: str = DEFAULT_KV_TYPE
+    ) -> BenchWork:
+        config = ModelConfig.from_gguf(file).for_context(n_prompt + n_decode, kv_type)
+        graph = build_graph(config, file.tensors)
         return cls(step_work(graph, StepSize(n_prompt)),
                    step_work(graph, StepSize(1, n_prompt + n_decode // 2)))
 
@@ -103,6 +107,7 @@ class BenchOptions:
     n_repeat: int = 5
     threads: int | None = None
     weights: str = "auto"
+    kv_type: str = DEFAULT_KV_TYPE
 
 
 def run_bench(
@@ -113,7 +118,7 @@ def run_bench(
     `ceilings` None leaves the shares out. Raises `UsageError` for a context that is too short.
     """
     with open_gguf(path) as file:
-        work = BenchWork.of(file, options.n_prompt, options.n_decode)
+        work = BenchWork.of(file, options.n_prompt, options.n_decode, options.kv_type)
         n_vocab = len(file.metadata["tokenizer.ggml.tokens"])   # type: ignore[arg-type]
         architecture = file.require("general.architecture", str)
         n_context = file.get(f"{architecture}.context_length", 0)
@@ -184,7 +189,7 @@ def _opened(path: Path, engine: str, options: BenchOptions) -> Iterator[_Run]:
     begun = time.perf_counter()
     n_ctx = options.n_prompt + options.n_decode
     with ignis.load(path, threads=options.threads, n_ctx=n_ctx, engine=engine,
-                    weights=options.weights) as model:
+                    weights=options.weights, kv_type=options.kv_type) as model:
         yield _Run(engine, model, time.perf_counter() - begun)
 
 

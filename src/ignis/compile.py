@@ -17,9 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from ignis.errors import UsageError
+from ignis.errors import GraphError, UsageError
 from ignis.gguf import GGUFFile
 from ignis.graph.ir import Graph, verify
+from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE, check_kv_type
 from ignis.graph.models import ModelConfig, build_graph
 from ignis.graph.passes import PassReport, run_pipeline
 from ignis.graph.passes.layout import layout
@@ -101,6 +102,7 @@ def compile_model(
     n_ctx: int | None = None,
     n_slots: int = 1,
     weights: str = "auto",
+    kv_type: str = DEFAULT_KV_TYPE,
     disabled_passes: Collection[str] = frozenset(),
     target: Target | None = None,
     on_pass: Callable[[Pass, Graph], None] | None = None,
@@ -112,7 +114,7 @@ def compile_model(
     started = time.perf_counter()
     if engine not in ENGINES:
         raise UsageError("no such engine", got=engine, wanted=" or ".join(ENGINES))
-    config, n_ctx = configure(file, n_ctx)
+    config, n_ctx = configure(file, n_ctx, kv_type)
     naive = build_graph(config, file.tensors, lambda name: constant_of(file, name))
     n_threads = _thread_count(n_threads, settings)
     runner: Engine
@@ -149,14 +151,21 @@ def compile_model(
     return runner, config, report
 
 
-def configure(file: GGUFFile, n_ctx: int | None) -> tuple[ModelConfig, int]:
+def configure(
+    file: GGUFFile, n_ctx: int | None, kv_type: str = DEFAULT_KV_TYPE
+) -> tuple[ModelConfig, int]:
     """The model's numbers for a context of `n_ctx` positions, and that context's size.
 
-    Raises: UsageError for a context that the model was not trained for.
+    Raises: UsageError for a context that the model was not trained for, and for a type of KV cache
+    that is unknown or does not fit its heads.
     """
     config = ModelConfig.from_gguf(file)
     n_ctx = _context(config, n_ctx)
-    return config.for_context(n_ctx), n_ctx
+    try:
+        check_kv_type(kv_type, config.head_dim, file.path)
+    except GraphError as error:
+        raise UsageError(str(error)) from None
+    return config.for_context(n_ctx, kv_type), n_ctx
 
 
 def without_layout(naive: Graph, weights: str) -> frozenset[str]:

@@ -262,11 +262,13 @@ def _cache_of(graph: Graph) -> KVCache:
     """A cache for the graph's attention, its pages poisoned."""
     writers = [op for op in graph.operations if op.effect is not None]
     layers = [int(op.attributes["layer"]) for op in writers]  # type: ignore[arg-type]
-    heads = [1, 1, 16]
+    heads, kv_type = [1, 1, 16], "f16"
     if writers:
         c = int(writers[0].attributes["head_dim"])  # type: ignore[arg-type]
+        kv_type = str(writers[0].attributes.get("kv_type", kv_type))
         heads = [*(_width(writers[0].operand(name)) // c for name in ("q", "k")), c]
-    cache = KVCache(max(layers, default=0) + 1, *heads, n_ctx=N_CTX, n_slots=N_SLOTS)
+    cache = KVCache(max(layers, default=0) + 1, *heads, n_ctx=N_CTX, n_slots=N_SLOTS,
+                    kv_type=kv_type)  # fmt: skip
     cache._pool.bytes[:] = POISON
     return cache
 

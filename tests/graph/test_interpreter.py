@@ -267,9 +267,9 @@ def test_a_position_never_stored_shows_as_nan() -> None:
 
 
 def test_f16_cache_rounds_through_f32() -> None:
-    cache = ReferenceCache("f16")
+    cache = ReferenceCache(rounded=True)
     keys = np.array([[1 + 2.0**-11 + 2.0**-40, 1e6]])  # f32 drops 2^-40, then f16 ties to even
-    cache.store(0, 0, np.array([0]), keys, keys)
+    cache.store(0, 0, np.array([0]), keys, keys, "f16")
     assert cache.read(0, 0, 1)[0].tolist() == [[1.0, math.inf]]
     cache.clear(0)
     with pytest.raises(KeyError):
@@ -376,6 +376,6 @@ def test_masked_values_count_for_nothing() -> None:
     """)  # noqa: E501
     inputs = {"q": np.ones((2, 2)), "v": np.array([[1.0, 2.0], [1e6, 1.0]])}
     table = np.arange(2), np.zeros(2, dtype=int), np.arange(0)
-    (out,) = interpret(graph, inputs, {}.__getitem__, ReferenceCache("f16"), *table)
+    (out,) = interpret(graph, inputs, {}.__getitem__, ReferenceCache(rounded=True), *table)
     assert out[0].tolist() == [1.0, 2.0]
     assert out[1].tolist() == [np.inf, 1.5]

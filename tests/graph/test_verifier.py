@@ -59,6 +59,10 @@ def _floats_in_panels(op: Operation) -> Operation:
     return op.with_operands(weight=Value("q", TensorType("f16", (64, 64), "panels"), True))
 
 
+def _kept_as(op: Operation, kv_type: str) -> Operation:
+    return replace(op, attributes={**op.attributes, "kv_type": kv_type})
+
+
 (X,) = GOOD.inputs
 CONSTANT_X = replace(X, splat=0.5)
 SEVEN = Value("x", _typed(7, 64))
@@ -77,6 +81,7 @@ BROKEN = {
     "V11": STORED.with_operations([op for op in STORED.operations if op.name != "rope_store"]),
     "V13": _with(MATMUL, _floats_in_panels),
     "V14": replace(STORED, schedule=Schedule.plain(2)),
+    "V15": STORED.with_operations([STORED.operations[0], _kept_as(STORED.operations[1], "q8_0")]),
     "V12": Graph((SEVEN,), (Silu.create({"x": SEVEN}, {}, ["0"]),), (SEVEN,)),
 }
 
@@ -94,7 +99,6 @@ def test_more_ways_to_break_the_rules() -> None:
         "V2": _with(MATMUL, lambda op: replace(
             op, arguments=(Value("0", _typed("T", 32)), *op.arguments[1:]))),
         "V3": _with(SCALE, lambda op: replace(op, arguments=op.arguments[:1])),
-        "V4": _with(FIRST, lambda op: replace(op, attributes={})),
         "V6": GOOD.with_operations([
             *GOOD.operations,
             replace(_constant_gain(GOOD.operations[SCALE]), results=(Value("9", X.type),)),
@@ -103,6 +107,8 @@ def test_more_ways_to_break_the_rules() -> None:
         "V8": STORED.with_operations([*STORED.operations[:1], replace(
             STORED.operations[0], results=(Value("9", _typed("T", 64)),)), *STORED.operations[1:]]),
         "V9": Graph((CONSTANT_X,), (Silu.create({"x": CONSTANT_X}, {}, ["0"]),), (CONSTANT_X,)),
+        "V4": _with(FIRST, lambda op: _kept_as(op, "q4_0")),
+        "V15": GOOD.with_operations([*GOOD.operations[:3], _kept_as(GOOD.operations[3], "f32")]),
         "V12": Graph((Value("x", _typed("T", "R")),), (), (Value("x", _typed("T", "R")),)),
     }  # fmt: skip
     for rule, graph in cases.items():

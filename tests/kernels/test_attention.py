@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ignis.errors import KernelError
+from ignis.graph.ir.kv_types import through_cache
 from ignis.kernels.attention import attend, attend_scratch_nbytes
 from ignis.kernels.eager import fma_f32
 from ignis.kernels.kv_pages import kv_store, page_nbytes
@@ -26,7 +27,10 @@ class Cache:
     pages: Any
 
     @classmethod
-    def filled(cls, n_positions: int, n_kv_heads: int, head_dim: int, seed: int = 0) -> Cache:
+    def filled(
+        cls, n_positions: int, n_kv_heads: int, head_dim: int, seed: int = 0,
+        kv_type: str = "f16",
+    ) -> Cache:  # fmt: skip
         rng = np.random.default_rng(seed)
         per_slot = -(-n_positions // 16)
         shape = (2, n_positions, n_kv_heads, head_dim)
@@ -34,12 +38,12 @@ class Cache:
         pages = rng.permutation(2 * per_slot + 3)[: 2 * per_slot].astype(np.int32)
         n_pages = 2 * per_slot + 3
         # Bytes that no one stored are NaNs: touching a masked key shows.
-        base = np.full(n_kv_heads * n_pages * page_nbytes(head_dim), 0xFF, np.uint8)
+        base = np.full(n_kv_heads * n_pages * page_nbytes(head_dim, kv_type), 0xFF, np.uint8)
         cache = cls(keys, values, base, pages.reshape(2, per_slot))
         args = {**cache.table(), "k": keys, "v": values,
                 "positions": np.tile(np.arange(n_positions, dtype=np.int32), 2),
                 "slots": np.repeat(np.arange(2, dtype=np.int32), n_positions)}  # fmt: skip
-        kernel = kv_store(head_dim=head_dim, kv_type="f16")
+        kernel = kv_store(head_dim=head_dim, kv_type=kv_type)
         base[:] = run(kernel, "host", args, 2 * n_positions, ["base"])["base"]
         return cache
 
@@ -370,10 +374,104 @@ def test_extreme_scores() -> None:
     assert np.allclose(wanted[3], mean, atol=1e-6)
 
 
+def _read_back(cache: Cache, kv_type: str) -> tuple[Any, Any]:
+    """Keys and values [slot, position, K, C] as the pages hold them, by their documented layout."""
+    _, n_positions, n_heads, c = cache.keys.shape
+    half = page_nbytes(c, kv_type) // 2
+    pool = cache.base.reshape(n_heads, -1, 2, half)
+    keys, values = np.zeros_like(cache.keys), np.zeros_like(cache.values)
+    for slot, position, head in np.ndindex(2, n_positions, n_heads):
+        (k, v), row = pool[head, cache.pages[slot, position // 16]], position % 16
+        if kv_type == "f32":
+            keys[slot, position, head] = k.view(np.float32).reshape(c, 16)[:, row]
+            values[slot, position, head] = v.view(np.float32).reshape(16, c)[row]
+            continue
+        blocks, line = k.reshape(c // 32, 16 * 34), v.reshape(16, c // 32 * 34)[row]
+        scales = blocks[:, :32].copy().view(np.float16)[:, row]
+        keys[slot, position, head] = _scaled(scales, blocks[:, 32:].reshape(-1, 32, 16)[..., row])
+        scales = line[: c // 16].copy().view(np.float16)
+        values[slot, position, head] = _scaled(scales, line[c // 16 :].reshape(-1, 32))
+    return keys, values
+
+
+def _scaled(d: Any, q: Any) -> Any:
+    with np.errstate(invalid="ignore"):  # an infinite scale makes NaNs
+        return (d.astype(np.float32)[:, None] * q.view(np.int8)).reshape(-1)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
+def test_other_types_hold_what_their_meaning_says(kv_type: str) -> None:
+    """The kernel's rounding is the interpreter's, value for value, and fills its pages exactly."""
+    cache = Cache.filled(21, 2, 64, kv_type=kv_type)
+    for stored, given in zip(_read_back(cache, kv_type), (cache.keys, cache.values), strict=True):
+        meant = through_cache(given.reshape(-1, 64).astype(np.float64), kv_type)
+        assert np.array_equal(stored.reshape(-1, 64), meant)
+        if kv_type == "q8_0":
+            blocks = np.abs(given.reshape(-1, 32))
+            error = np.abs(stored - given).reshape(-1, 32)
+            assert (error <= blocks.max(-1, keepdims=True) * (0.5 / 127 + 2.0**-11)).all()
+        else:
+            assert np.array_equal(stored, given)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
+def test_other_types_store_the_same_bits_everywhere(kv_type: str) -> None:
+    """Subnormal scales, zero blocks, NaN, infinities, and scales beyond f16 included."""
+    cache = Cache.filled(12, 1, 64, kv_type=kv_type)
+    keys = cache.keys[1].reshape(12, 64).copy()
+    keys[:8] *= np.array([1e-6, 1e-5, 3e-8, 0, 1e6, 2e7, 1e-30, 1e38], np.float32)[:, None]
+    keys[8, 3], keys[9, 40], keys[10, 0] = np.nan, np.inf, -np.inf
+    args = {**cache.table(), "k": keys, "v": np.ascontiguousarray(keys[::-1]),
+            "positions": np.arange(12, dtype=np.int32), "slots": np.zeros(12, np.int32)}
+    base = run_everywhere(kv_store(head_dim=64, kv_type=kv_type), args, 12, "base")
+    stored = _read_back(Cache(cache.keys, cache.values, base, cache.pages), kv_type)[0][0, :, 0]
+    meant = through_cache(keys.astype(np.float64), kv_type).astype(np.float32)
+    assert_same_bits(np.abs(stored), np.abs(meant), "what is read")  # a zero's sign is lost
+    if kv_type == "q8_0":
+        assert np.isnan(stored[8, :32]).all() and np.isnan(stored[9, 32:]).all()
+        assert np.isfinite(stored[8, 32:]).all() and np.isnan(stored[7]).all()
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
+@pytest.mark.parametrize(("group", "head_dim", "window"), [(3, 64, 0), (1, 96, 20), (2, 32, 0)])
+def test_other_types_attend_to_what_they_hold(
+    kv_type: str, group: int, head_dim: int, window: int
+) -> None:
+    """The bits of an f32 cache that holds the rounded numbers, in blocks and one by one."""
+    cache = Cache.filled(580, 2, head_dim, kv_type=kv_type)
+    plain = Cache.filled(580, 2, head_dim, kv_type="f32")
+    read = _read_back(cache, kv_type)
+    args = {**plain.table(), "k": read[0], "v": read[1],
+            "positions": np.tile(np.arange(580, dtype=np.int32), 2),
+            "slots": np.repeat(np.arange(2, dtype=np.int32), 580)}  # fmt: skip
+    store = kv_store(head_dim=head_dim, kv_type="f32")
+    plain.base[:] = run(store, "host", args, 1160, ["base"])["base"]
+    for slot, first, n in RUNS[1] + RUNS[2]:
+        tokens = [(slot, first + i) for i in range(n)]
+        case = cache.case(2 * group, tokens, head_dim**-0.5)
+        wanted = _attend(plain, case | plain.table(), group, kv_type="f32", window=window)
+        got = _attend(cache, case, group, kv_type=kv_type, window=window)
+        assert_same_bits(got, wanted, f"{kv_type} from {first}")
+        singly = _one_by_one(cache, case, group, kv_type=kv_type, window=window)
+        assert_same_bits(singly, wanted, f"{kv_type} from {first}, one by one")
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
+def test_other_types_have_the_same_bits_everywhere(kv_type: str) -> None:
+    cache = Cache.filled(36, 1, 32, kv_type=kv_type)
+    case = cache.case(2, [(0, p) for p in (30, 31, 32, 33)] + [(1, 17)], 0.3)
+    wanted = _attend(cache, case, 2, "eager", kv_type=kv_type)
+    for level in levels():
+        got = _attend(cache, case, 2, level, kv_type=kv_type)
+        assert_same_bits(got, wanted, f"{kv_type} on {level}")
+
+
 def test_odd_head_widths_are_refused() -> None:
     cache = Cache.filled(2, 1, 16)
     case = cache.case(1, [(0, 1)], 1.0)
     with pytest.raises(KernelError, match="head_dim 40"):
         run(attend(head_dim=40, group=1), "eager", case, 1, ["y"])
+    with pytest.raises(KernelError, match="got head_dim 48, wanted a multiple of 32"):
+        run(attend(head_dim=48, group=1, kv_type="q8_0"), "eager", case, 1, ["y"])
     with pytest.raises(KernelError, match="bf16"):
         run(attend(head_dim=16, group=1, kv_type="bf16"), "eager", case, 1, ["y"])

@@ -65,6 +65,16 @@ def test_windows_equal_the_kernel_that_is_not_cut(position: int, window: int) ->
     assert not got["arrived"].any()
 
 
+@pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
+def test_other_types_equal_the_kernel_that_is_not_cut(kv_type: str) -> None:
+    cache = Cache.filled(310, 2, 64, kv_type=kv_type)
+    case = cache.case(6, [(1, 300)], 0.3)
+    args, scratch = _split(case, 300, 64), attend_split_scratch_nbytes(3)
+    kernel = attend_split(head_dim=64, group=3, kv_type=kv_type)
+    got = run(kernel, "host", args, 2 * args["n_segments"], ["y"], scratch)["y"]
+    assert_same_bits(got, _attend(cache, case, 3, kv_type=kv_type), kv_type)
+
+
 def test_all_forms_give_the_same_bits() -> None:
     cache = Cache.filled(300, 1, 16)
     args = _split(cache.case(2, [(0, 280)], 0.25), 280, 16)

@@ -154,7 +154,7 @@ def unpack_a8(
 def _check(op: Operation, values: _Values, weights: Any) -> None:
     batch = values.batch
     step = Evaluation(
-        weights, ReferenceCache("f16"), np.asarray(batch.positions), np.asarray(batch.slots),
+        weights, ReferenceCache(rounded=True), np.asarray(batch.positions), np.asarray(batch.slots),
         np.asarray(batch.logit_rows), exact=False, values={},
     )  # fmt: skip
     for operand in op.operands:

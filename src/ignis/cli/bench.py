@@ -10,6 +10,7 @@ import click
 from ignis.cli.options import (
     ENGINES,
     json_option,
+    kv_type_option,
     model_option,
     quiet_option,
     tell,
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
 @click.option("--engine", "engines", default="graph,imperative", show_default=True,
               metavar="E,...", help="Engines to compare, in alternating order.")
 @weights_option
+@kv_type_option
 @json_option
 @quiet_option
 def bench(
     model: str | None, n_decode: int, n_prompt: int, n_repeat: int, threads: int | None,
-    engines: str, weights: str, as_json: bool, quiet: bool,
+    engines: str, weights: str, kv_type: str, as_json: bool, quiet: bool,
 ) -> None:
     """Compare engines on MODEL: prefill and decode, in tokens per second."""
     names = tuple(dict.fromkeys(name.strip() for name in engines.split(",")))
@@ -55,7 +57,8 @@ def bench(
     from ignis.settings import Settings
 
     path = hub.resolve(model, Settings.from_env(), TerminalProgress(quiet, mention_present=False))
-    options = measuring.BenchOptions(names, n_prompt, n_decode, n_repeat, threads, weights)
+    options = measuring.BenchOptions(names, n_prompt, n_decode, n_repeat, threads, weights,
+                                     kv_type)
     with prompt_interrupt():
         tell("measuring the machine's ceilings ...", quiet)
         ceilings = measure(threads)

@@ -7,21 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ignis.cli.options import context_option, json_option, threads_option, weights_option
+from ignis.cli.options import (
+    context_option,
+    json_option,
+    kv_type_option,
+    threads_option,
+    weights_option,
+)
 
 if TYPE_CHECKING:
     from ignis.inspect.outlook import Outlook
 
 _SHOWN_TEXT = 60
-_KV_TYPES = ("f32", "f16", "q8_0")
 
 
 @click.command(short_help="what a model file holds and needs")
 @click.argument("model", metavar="MODEL")
 @context_option
 @weights_option
-@click.option("--kv-type", type=click.Choice(_KV_TYPES), default="f16", show_default=True,
-              help="Type of the keys and values that are kept.")
+@kv_type_option
 @threads_option
 @json_option
 def info(model: str, n_ctx: int | None, weights: str, kv_type: str, threads: int | None,

@@ -26,6 +26,9 @@ pre_option = click.option(
 weights_option = click.option(
     "--weights", type=click.Choice(["auto", "mapped", "packed"]), default="auto",
     show_default=True, help="Read weights where the file is mapped, or repacked in memory.")
+kv_type_option = click.option(
+    "--kv-type", type=click.Choice(["f32", "f16", "q8_0"]), default="f16", show_default=True,
+    help="How keys and values are kept: exactly, in half, or in a quarter of the memory.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
 

@@ -13,6 +13,7 @@ import click
 from ignis.cli.options import (
     ENGINES,
     json_option,
+    kv_type_option,
     model_option,
     pre_option,
     quiet_option,
@@ -41,13 +42,14 @@ if TYPE_CHECKING:
               help="Compiled plan, op by op, or the float64 reference.")
 @threads_option
 @weights_option
+@kv_type_option
 @pre_option
 @json_option
 @quiet_option
 def perplexity(
     model: str | None, file: Path | None, n_ctx: int | None, save_kl: Path | None,
-    kl_base: Path | None, engine: str, threads: int | None, weights: str, pre: str | None,
-    as_json: bool, quiet: bool,
+    kl_base: Path | None, engine: str, threads: int | None, weights: str, kv_type: str,
+    pre: str | None, as_json: bool, quiet: bool,
 ) -> None:
     """Score a text with MODEL: perplexity with its standard error.
 
@@ -70,7 +72,7 @@ def perplexity(
     path = hub.resolve(model, Settings.from_env(), TerminalProgress(quiet, mention_present=False))
     with prompt_interrupt():    # while it compiles; steps watch for Ctrl-C themselves
         loaded = ignis.load(path, threads=threads, n_ctx=context, engine=engine, pre=pre,
-                            weights=weights)
+                            weights=weights, kv_type=kv_type)
     with orderly_termination(), loaded, WindowProgress(context, quiet) as progress:
         result = measure_perplexity(loaded, text, n_ctx=context, kl_base=base, save_kl=save_kl,
                                     progress=progress.advance)

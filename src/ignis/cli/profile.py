@@ -9,6 +9,7 @@ import click
 
 from ignis.cli.options import (
     json_option,
+    kv_type_option,
     model_option,
     quiet_option,
     tell,
@@ -33,10 +34,11 @@ _NS = 1e9
               metavar="R", help="Runs of the prompt; decode steps are run 16 times as often.")
 @threads_option
 @weights_option
+@kv_type_option
 @json_option
 @quiet_option
 def profile(
-    model: str | None, n_tokens: int, n_runs: int, threads: int | None, weights: str,
+    model: str | None, n_tokens: int, n_runs: int, threads: int | None, weights: str, kv_type: str,
     as_json: bool, quiet: bool,
 ) -> None:
     """Time every compiled step of MODEL natively, for a prompt and for decoding."""
@@ -50,7 +52,8 @@ def profile(
     from ignis.settings import Settings
 
     path = hub.resolve(model, Settings.from_env(), TerminalProgress(quiet, mention_present=False))
-    with prompt_interrupt(), ignis.load(path, threads=threads, weights=weights) as loaded:
+    with prompt_interrupt(), ignis.load(path, threads=threads, weights=weights,
+                                        kv_type=kv_type) as loaded:
         engine = loaded.engine
         assert isinstance(engine, NativeEngine)
         n_threads, layout = engine.options.n_threads, engine.weights.layout

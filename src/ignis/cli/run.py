@@ -16,6 +16,7 @@ from ignis.cli.options import (
     checked_text,
     context_option,
     json_option,
+    kv_type_option,
     model_option,
     pre_option,
     quiet_option,
@@ -69,13 +70,14 @@ class RunOptions:
 @context_option
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated.")
 @weights_option
+@kv_type_option
 @pre_option
 @json_option
 @quiet_option
 @click.option("-v", "--verbose", is_flag=True, help="Also tell the model's path and the seed.")
 def run(
     model: str | None, prompt: str | None, file: Path | None, system: str | None, raw: bool,
-    special: bool, engine: str, threads: int | None, n_ctx: int | None, weights: str,
+    special: bool, engine: str, threads: int | None, n_ctx: int | None, weights: str, kv_type: str,
     pre: str | None, as_json: bool, quiet: bool, verbose: bool, seed: int | None,
     max_tokens: int, stop: tuple[str, ...], **sampling: Any,
 ) -> int:
@@ -108,7 +110,7 @@ def run(
     gc.disable()    # nothing that loading makes is garbage: looking through it takes 30 ms
     with prompt_interrupt():    # while it compiles; steps watch for Ctrl-C themselves
         loaded = ignis.load(path, threads=threads, n_ctx=n_ctx, engine=engine, pre=pre,
-                            weights=weights, prepare_chat=not raw)
+                            weights=weights, kv_type=kv_type, prepare_chat=not raw)
     gc.enable()
     with loaded:
         for line in loaded.report.lines():

@@ -17,6 +17,7 @@ from typing import cast
 from ignis.compile import configure, constant_of, without_layout
 from ignis.gguf import GGUFFile
 from ignis.graph.ir import Graph, verify
+from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE
 from ignis.graph.models import ModelConfig, build_graph
 from ignis.graph.passes import PassReport, run_pipeline
 from ignis.graph.passes.plan_memory import MemoryPlan, plan_memory, verify_plan
@@ -129,15 +130,17 @@ class Compilation:
 
 def inspect_model(
     file: GGUFFile, *, disabled: Collection[str] = frozenset(), check: bool = False,
-    weights: str = "packed", n_ctx: int | None = None,
+    weights: str = "packed", n_ctx: int | None = None, kv_type: str = DEFAULT_KV_TYPE,
 ) -> Compilation:
     """The compilation of a model file, for a context of `n_ctx` positions (default: as loading).
+
+    `kv_type` is how the KV cache keeps keys and values.
 
     `weights` is "packed", "mapped" or, by the memory there is, "auto". `check` verifies the graph
     before and after every pass, and every plan and timetable.
     Raises: ModelFileError, UnsupportedModelError, UsageError; GraphError for a broken rule.
     """
-    config, _ = configure(file, n_ctx)
+    config, _ = configure(file, n_ctx, kv_type)
     started = time.perf_counter()
     naive = build_graph(config, file.tensors, lambda name: constant_of(file, name))
     seconds = time.perf_counter() - started

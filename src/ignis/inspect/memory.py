@@ -7,11 +7,10 @@ without it there is no run. The cache is counted full; the system commits it as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Sized
 from dataclasses import dataclass, fields
-from types import MappingProxyType
 
-from ignis.gguf import BLOCKS, GGUFFile
+from ignis.gguf import GGUFFile
 from ignis.graph.ir.rope import RopeScaling
 from ignis.inspect.compilation import BUCKETS, Compilation
 from ignis.kernels import attention_split
@@ -19,11 +18,6 @@ from ignis.kernels.kv_pages import PAGE
 from ignis.runtime.kv_cache import KVCache
 from ignis.runtime.memory import thread_stride
 from ignis.runtime.weights import packed_tensors
-
-KV_NBYTES: Mapping[str, float] = MappingProxyType(
-    {name: BLOCKS[name].nbytes / BLOCKS[name].block_size for name in ("f32", "f16", "q8_0")}
-)
-"""Bytes of an element of the KV cache, by its type."""
 
 MAX_PROMPT = max(n_tokens for n_tokens, _ in BUCKETS)  # tokens of one step
 PROGRAM_NBYTES = 96 << 20
@@ -65,9 +59,9 @@ class MemoryNeeds:
 
 
 def memory_needs(
-    file: GGUFFile, compilation: Compilation, n_ctx: int, n_threads: int, kv_type: str = "f16"
+    file: GGUFFile, compilation: Compilation, n_ctx: int, n_threads: int
 ) -> MemoryNeeds:
-    """What a run of one sequence of `n_ctx` positions takes; the layout is the compilation's."""
+    """What a run of one sequence of `n_ctx` positions takes; all else is the compilation's."""
     c, tensors = compilation.config, file.tensors
     packed = {tensor.name: tensor for tensor in packed_tensors(compilation.graph)}
     multiplied = {w.name for op in compilation.graph.operations for w in op.matrices}
@@ -83,7 +77,7 @@ def memory_needs(
         mapped_weights=mapped,
         vocabulary_file=file.nbytes - sum(tensor.nbytes for tensor in tensors.values()),
         packed_weights=sum(tensor.nbytes for tensor in packed.values()),
-        kv_cache=kv_cache_nbytes(compilation, n_ctx, kv_type),
+        kv_cache=kv_cache_nbytes(compilation, n_ctx),
         activations=_activations(compilation, n_ctx, n_threads),
         tables=_rope_tables(compilation, n_ctx)
         + attention_split.partials_nbytes(c.n_heads, n_ctx, c.head_dim),
@@ -95,13 +89,14 @@ def memory_needs(
     )  # fmt: skip
 
 
-def kv_cache_nbytes(compilation: Compilation, n_ctx: int, kv_type: str = "f16") -> int:
+def kv_cache_nbytes(compilation: Compilation, n_ctx: int) -> int:
     """The cache of one sequence of `n_ctx` positions."""
     c = compilation.config
     # Reserved, not committed: it costs nothing to ask one.
-    cache = KVCache(c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim, n_ctx)
-    ratio = KV_NBYTES[kv_type] / KV_NBYTES["f16"]
-    return int(cache.pages_per_slot * PAGE * cache.position_nbytes * ratio)
+    cache = KVCache(
+        c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim, n_ctx, kv_type=c.kv_type
+    )
+    return cache.pages_per_slot * PAGE * cache.position_nbytes
 
 
 def _activations(compilation: Compilation, n_ctx: int, n_threads: int) -> int:

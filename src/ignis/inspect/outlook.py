@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ignis.compile import configure
 from ignis.errors import IgnisError, UnsupportedModelError, UsageError
 from ignis.gguf import GGUFFile
+from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE
 from ignis.inspect.compilation import inspect_model
 from ignis.inspect.memory import (
     CHAT_NBYTES,
@@ -26,7 +27,7 @@ class RunOptions:
     n_threads: int
     n_ctx: int | None = None
     weights: str = "auto"
-    kv_type: str = "f16"
+    kv_type: str = DEFAULT_KV_TYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,11 @@ def _plan(file: GGUFFile, options: RunOptions) -> _Plan:
             "the file holds a vocabulary and no weights", where=file.path,
             hint="`ignis tokenize` can use it",
         )  # fmt: skip
-    _, n_ctx = configure(file, options.n_ctx)
-    compilation = inspect_model(file, weights=options.weights, n_ctx=n_ctx)
-    needs = memory_needs(file, compilation, n_ctx, options.n_threads, options.kv_type)
+    _, n_ctx = configure(file, options.n_ctx, options.kv_type)
+    compilation = inspect_model(
+        file, weights=options.weights, n_ctx=n_ctx, kv_type=options.kv_type
+    )
+    needs = memory_needs(file, compilation, n_ctx, options.n_threads)
     return _Plan(n_ctx, compilation.layout, needs)
 
 

@@ -191,14 +191,13 @@ def _score_tile(
     b: Block, segment: Value, page: Value, width: int, is_first: Value
 ) -> None:
     """Scores with the keys of `width` pages; pages before all windows are not touched."""
-    k, head_dim = b.k, b.table.head_dim
+    k = b.k
     first = b.visible(0).begin(segment) // PAGE
     indices = [k.maximum(page + i, first) if b.window else page + i for i in range(width)]
     sources = [b.page(segment, index) for index in indices]
-    for d in k.range(head_dim):
-        for i, source in enumerate(sources):
-            place = b.scratch.tile.at((d * width + i) * _VECTOR_NBYTES)
-            place.store(b.table.keys(source, d))
+    for d, columns in b.table.columns(sources):
+        for i, column in enumerate(columns):
+            b.scratch.tile.at((d * width + i) * _VECTOR_NBYTES).store(column)
     at_once = _queries_at_once(b.group)
     for query in k.range(b.first_seeing(segment, page), b.n_queries, at_once):
         # Past the last query it is computed again.
@@ -316,8 +315,8 @@ def _sums(b: Block, segment: Value, first_d: Value) -> None:
             source = b.page(segment, page + i)
             for row in k.range(PAGE):
                 target = b.scratch.tile.at((i * PAGE + row) * (width * PAGE * f32.nbytes))
-                for d in range(0, width * PAGE, PAGE):
-                    target.at(d * f32.nbytes).store(b.table.values(source, row, first_d + d))
+                for place, vector in enumerate(b.table.vectors(source, row, first_d, width)):
+                    target.at(place * _VECTOR_NBYTES).store(vector)
         for query in k.range(b.first_seeing(segment, page), b.n_queries):
             _sum_tile(b, segment, query, page * PAGE, page == first, first_d)
 

@@ -9,7 +9,7 @@ and by the same formula as `attention.attend`, so the bits are the same and no b
 
 from __future__ import annotations
 
-from ignis.kernels.kv_pages import PageTable, check_head_dim, kv_element
+from ignis.kernels.kv_pages import PageTable, check_head_dim, find_kv_type
 from ignis.kernels.lang import Builder, Value, f32, i32, i64, kernel, ptr
 from ignis.kernels.segments import (
     SEGMENT,
@@ -53,7 +53,7 @@ def attend_split(
     the chunk have read it.
     """
     check_head_dim(head_dim)
-    table = PageTable(k, base, pages, pages_per_slot, n_pages, head_dim, kv_element(kv_type))
+    table = PageTable(k, base, pages, pages_per_slot, n_pages, head_dim, find_kv_type(kv_type))
     position = positions.load(i32).to(i64)
     slot = slots.load(i32).to(i64)
     nbytes = row_nbytes(head_dim)

@@ -1,29 +1,188 @@
 """The KV cache's pages and their writer.
 
 A page holds 16 positions of one key head: K transposed, so that scores have lanes = keys, then V
-row by row, so that weighted values have lanes = dimensions.
+row by row, so that weighted values have lanes = dimensions. Both halves have the same size.
 
     page of key head h, page p = base + (h * n_pages + p) * page_nbytes
-    0                              2 * 16 * C                     2 * 2 * 16 * C
-    | K: f16 [C][16 keys]          | V: f16 [16 keys][C]          |
+    f16, f32   | K: [C][16 keys]                          | V: [16 keys][C]                    |
+    q8_0       | K: [C/32]{f16 d[16 keys], i8 q[32][16]}  | V: [16 keys]{f16 d[C/32], i8 q[C]} |
 
 Position `pos` of slot `s` lies in page `pages[s * pages_per_slot + pos // 16]`, row `pos % 16`.
+
+Rounding to q8_0 takes 32 values of a head at a time: d = f16(max|x| / 127), and with r = f32(d)
+q = roundeven(x * (1 / r)), at most 127 in size. Where r is zero all q are. A NaN or an infinity
+in x, or a d beyond f16, has q = 0 and a d that is not finite: the block reads as NaN. What is read
+is r * q, which is exact.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ignis.errors import KernelError
-from ignis.kernels.lang import Builder, Type, Value, f16, f32, i32, i64, kernel, ptr
+from ignis.kernels.lang import Builder, Type, Value, f16, f32, i8, i16, i32, i64, kernel, ptr
 
 PAGE = 16  # positions, and lanes of a score vector
-_KV_TYPES = {"f16": f16}
+BLOCK = 32  # values of q8_0 that share a scale
+
+
+class KVType(ABC):
+    """How keys and values are kept: everything that depends on it."""
+
+    @abstractmethod
+    def row_nbytes(self, head_dim: int) -> int:
+        """Bytes of one key, or of one value."""
+
+    @abstractmethod
+    def store(
+        self, k: Builder, keys: Value, values: Value, row: Value, key: Value, value: Value,
+        head_dim: int,
+    ) -> None:  # fmt: skip
+        """Round a key and a value, f32[C] each, into row `row` of a page's two halves."""
+
+    @abstractmethod
+    def columns(
+        self, k: Builder, keys: Sequence[Value], head_dim: int
+    ) -> Iterator[tuple[Value, list[Value]]]:
+        """For each d in order: d, and element d of 16 keys of every page, f32; emits the loops."""
+
+    @abstractmethod
+    def vectors(
+        self, k: Builder, values: Value, row: Value, first_d: Value, width: int, head_dim: int
+    ) -> list[Value]:
+        """`width` vectors of 16 elements of one value from `first_d` on, f32.
+
+        `first_d` is a multiple of 16 times the width.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class FloatKV(KVType):
+    """Keys and values as floats."""
+
+    element: Type
+
+    def row_nbytes(self, head_dim: int) -> int:
+        return head_dim * self.element.nbytes
+
+    def store(
+        self, k: Builder, keys: Value, values: Value, row: Value, key: Value, value: Value,
+        head_dim: int,
+    ) -> None:  # fmt: skip
+        nbytes = self.element.nbytes
+        keys, values = keys.at(row * nbytes), values.at(row * (head_dim * nbytes))
+        for first in k.range(0, head_dim, PAGE):
+            rounded = key.at(first * f32.nbytes).load(f32.x(PAGE)).to(self.element)
+            column = keys.at(first * (PAGE * nbytes))
+            for lane in range(PAGE):
+                column.at(lane * PAGE * nbytes).store(rounded.lane(lane))
+            rounded = value.at(first * f32.nbytes).load(f32.x(PAGE)).to(self.element)
+            values.at(first * nbytes).store(rounded)
+
+    def columns(
+        self, k: Builder, keys: Sequence[Value], head_dim: int
+    ) -> Iterator[tuple[Value, list[Value]]]:
+        vector = self.element.x(PAGE)
+        for d in k.range(head_dim):
+            yield d, [page.at(d * vector.nbytes).load(vector).to(f32) for page in keys]
+
+    def vectors(
+        self, k: Builder, values: Value, row: Value, first_d: Value, width: int, head_dim: int
+    ) -> list[Value]:
+        place = values.at((row * head_dim + first_d) * self.element.nbytes)
+        vector = self.element.x(PAGE)
+        return [place.at(i * vector.nbytes).load(vector).to(f32) for i in range(width)]
+
+
+@dataclass(frozen=True, slots=True)
+class Q8KV(KVType):
+    """Keys and values as bytes, with a scale for 32 of them."""
+
+    def row_nbytes(self, head_dim: int) -> int:
+        if head_dim % BLOCK:
+            raise KernelError("a head is no whole number of blocks", where="q8_0 cache",
+                              got=f"head_dim {head_dim}", wanted=f"a multiple of {BLOCK}",
+                              hint="take f16")  # fmt: skip
+        return head_dim // BLOCK * (f16.nbytes + BLOCK)
+
+    def store(
+        self, k: Builder, keys: Value, values: Value, row: Value, key: Value, value: Value,
+        head_dim: int,
+    ) -> None:  # fmt: skip
+        values = values.at(row * self.row_nbytes(head_dim))
+        for block in k.range(head_dim // BLOCK):
+            d, halves = _quantized(k, key.at(block * (BLOCK * f32.nbytes)))
+            column = keys.at(block * self._columns_nbytes)
+            column.at(row * f16.nbytes).store(d)
+            for i, half in enumerate(halves):
+                for lane in range(PAGE):
+                    at = PAGE * f16.nbytes + (i * PAGE + lane) * PAGE
+                    column.at(row + at).store(half.lane(lane))
+            d, halves = _quantized(k, value.at(block * (BLOCK * f32.nbytes)))
+            values.at(block * f16.nbytes).store(d)
+            for i, half in enumerate(halves):
+                place = head_dim // BLOCK * f16.nbytes + i * PAGE
+                values.at(block * BLOCK + place).store(half)
+
+    def columns(
+        self, k: Builder, keys: Sequence[Value], head_dim: int
+    ) -> Iterator[tuple[Value, list[Value]]]:
+        for block in k.range(head_dim // BLOCK):
+            columns = [page.at(block * self._columns_nbytes) for page in keys]
+            scales = [column.load(f16.x(PAGE)).to(f32) for column in columns]
+            bytes_ = [column.at(PAGE * f16.nbytes) for column in columns]
+            for d in k.range(BLOCK):
+                loaded = [place.at(d * PAGE).load(i8.x(PAGE)) for place in bytes_]
+                yield block * BLOCK + d, [
+                    q.to(i32).to(f32) * scale for q, scale in zip(loaded, scales, strict=True)
+                ]
+
+    def vectors(
+        self, k: Builder, values: Value, row: Value, first_d: Value, width: int, head_dim: int
+    ) -> list[Value]:
+        values = values.at(row * self.row_nbytes(head_dim))
+        found: list[Value] = []
+        scale = None
+        for i in range(width):
+            d = first_d + i * PAGE
+            if scale is None or i % 2 == 0 or width % 2:  # two vectors share one
+                bits = values.at(d // BLOCK * f16.nbytes).load(i16).splat(PAGE)
+                scale = bits.bits(f16.x(PAGE)).to(f32)
+            q = values.at(d + head_dim // BLOCK * f16.nbytes).load(i8.x(PAGE))
+            found.append(q.to(i32).to(f32) * scale)
+        return found
+
+    @property
+    def _columns_nbytes(self) -> int:
+        """Bytes of 32 dimensions of 16 keys."""
+        return PAGE * (f16.nbytes + BLOCK)
+
+
+def _quantized(k: Builder, x: Value) -> tuple[Value, list[Value]]:
+    """The scale, f16, and 2 x 16 bytes of 32 values, as the module's docstring defines them."""
+    vector = f32.x(PAGE)
+    halves = [x.at(i * vector.nbytes).load(vector) for i in range(2)]
+    largest = k.tree_max(k.maximum(*(k.absolute(half) for half in halves))).splat(PAGE)
+    d = (largest / k.const(vector, 127.0)).to(f16)
+    r = d.to(f32)
+    usable = (r > 0.0) & (r < float("inf"))
+    inverse = 1.0 / k.select(usable, r, 1.0)
+    found = []
+    for half in halves:
+        q = k.round_even(k.select(usable, half, 0.0) * inverse)
+        q = k.select(q > 127.0, 127.0, k.select(q < -127.0, -127.0, q))
+        found.append(q.to(i32).to(i8))
+    return d.lane(0), found
+
+
+_KV_TYPES: dict[str, KVType] = {"f32": FloatKV(f32), "f16": FloatKV(f16), "q8_0": Q8KV()}
 
 
 def page_nbytes(head_dim: int, kv_type: str = "f16") -> int:
     """The size of a page of one key head: 16 keys and 16 values."""
-    return 2 * PAGE * head_dim * kv_element(kv_type).nbytes
+    return 2 * PAGE * find_kv_type(kv_type).row_nbytes(head_dim)
 
 
 @kernel(k=ptr, v=ptr, base=ptr, positions=ptr, slots=ptr, pages=ptr,
@@ -38,8 +197,8 @@ def kv_store(
     A unit is a token.
     """
     check_head_dim(head_dim)
-    element = kv_element(kv_type)
-    table = PageTable(builder, base, pages, pages_per_slot, n_pages, head_dim, element)
+    kind = find_kv_type(kv_type)
+    table = PageTable(builder, base, pages, pages_per_slot, n_pages, head_dim, kind)
     for token in builder.range(begin, end):
         position = positions.at(token * 4).load(i32).to(i64)
         slot = slots.at(token * 4).load(i32).to(i64)
@@ -53,22 +212,14 @@ def store_head(
     k: Value, v: Value,
 ) -> None:  # fmt: skip
     """Round one key and one value, f32[C] each, to the cache type and store them in their page."""
-    head_dim, element = table.head_dim, table.element
     page, row = table.page(slot, head, position // PAGE), position % PAGE
-    keys = page.at(row * element.nbytes)
-    values = page.at(table.values_at + row * (head_dim * element.nbytes))
-    for first in builder.range(0, head_dim, PAGE):
-        key = k.at(first * f32.nbytes).load(f32.x(PAGE)).to(element)
-        column = keys.at(first * (PAGE * element.nbytes))
-        for lane in range(PAGE):
-            column.at(lane * PAGE * element.nbytes).store(key.lane(lane))
-        value = v.at(first * f32.nbytes).load(f32.x(PAGE)).to(element)
-        values.at(first * element.nbytes).store(value)
+    values = page.at(table.half_nbytes)
+    table.kv_type.store(builder, page, values, row, k, v, table.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """Where the cache of one layer lies."""
+    """Where the cache of one layer lies, and how its pages are read."""
 
     k: Builder
     base: Value
@@ -76,27 +227,26 @@ class PageTable:
     pages_per_slot: Value
     n_pages: Value
     head_dim: int
-    element: Type
+    kv_type: KVType
 
     @property
-    def values_at(self) -> int:
+    def half_nbytes(self) -> int:
         """The offset of V inside a page."""
-        return PAGE * self.head_dim * self.element.nbytes
+        return PAGE * self.kv_type.row_nbytes(self.head_dim)
 
     def page(self, slot: Value, head: Value, index: Value) -> Value:
         """The address of a slot's page number `index` of one key head."""
         number = self.pages.at((slot * self.pages_per_slot + index) * 4).load(i32).to(i64)
-        return self.base.at((head * self.n_pages + number) * (2 * self.values_at))
+        return self.base.at((head * self.n_pages + number) * (2 * self.half_nbytes))
 
-    def keys(self, page: Value, d: Value) -> Value:
-        """Element `d` of a page's 16 keys, f32."""
-        place = page.at(d * (PAGE * self.element.nbytes))
-        return place.load(self.element.x(PAGE)).to(f32)
+    def columns(self, pages: Sequence[Value]) -> Iterator[tuple[Value, list[Value]]]:
+        """For each d in order: d, and element d of 16 keys of every page, f32."""
+        return self.kv_type.columns(self.k, pages, self.head_dim)
 
-    def values(self, page: Value, row: Value, d: Value | int) -> Value:
-        """Elements `d` to `d` + 15 of a page's value number `row`, f32."""
-        place = page.at(self.values_at + row * (self.head_dim * self.element.nbytes))
-        return place.at(d * self.element.nbytes).load(self.element.x(PAGE)).to(f32)
+    def vectors(self, page: Value, row: Value, first_d: Value, width: int) -> list[Value]:
+        """Elements `first_d` and on of a page's value number `row`, f32, `width` vectors of 16."""
+        values = page.at(self.half_nbytes)
+        return self.kv_type.vectors(self.k, values, row, first_d, width, self.head_dim)
 
 
 def check_head_dim(head_dim: int) -> None:
@@ -107,7 +257,7 @@ def check_head_dim(head_dim: int) -> None:
         )  # fmt: skip
 
 
-def kv_element(kv_type: str) -> Type:
-    if kv_type not in _KV_TYPES:
-        raise KernelError("unknown cache type", got=kv_type, wanted=", ".join(_KV_TYPES))
-    return _KV_TYPES[kv_type]
+def find_kv_type(name: str) -> KVType:
+    if name not in _KV_TYPES:
+        raise KernelError("unknown cache type", got=name, wanted=", ".join(_KV_TYPES))
+    return _KV_TYPES[name]

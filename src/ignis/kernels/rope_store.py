@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ignis.kernels.kv_pages import PageTable, store_head
-from ignis.kernels.lang import Builder, Value, f16, f32, i32, i64, kernel, ptr
+from ignis.kernels.kv_pages import PageTable, find_kv_type, store_head
+from ignis.kernels.lang import Builder, Value, f32, i32, i64, kernel, ptr
 from ignis.kernels.rope import rotate_head
 
 
@@ -18,14 +18,15 @@ def rope_store(
     builder: Builder, *, q: Value, k: Value, v: Value, y: Value, table: Value, base: Value,
     positions: Value, slots: Value, pages: Value, pages_per_slot: Value, n_pages: Value,
     n_heads: Value, n_kv_heads: Value, begin: Value, end: Value, scratch: Value,
-    head_dim: int, n_rot: int, style: str,
+    head_dim: int, n_rot: int, style: str, kv_type: str = "f16",
 ) -> None:  # fmt: skip
-    """y = rope(q), and rope(k) and v stored in the cache as f16; q, y: f32[T, H*C], k, v: [T, K*C].
+    """y = rope(q), and rope(k) and v stored in the cache; q, y: f32[T, H*C], k, v: [T, K*C].
 
     Rotation as in `rope`, pages as in `kv_store`, in the same bits. A unit is a token; y may be q.
     `scratch` holds one head of f32.
     """
-    cache = PageTable(builder, base, pages, pages_per_slot, n_pages, head_dim, f16)
+    kind = find_kv_type(kv_type)
+    cache = PageTable(builder, base, pages, pages_per_slot, n_pages, head_dim, kind)
     head_nbytes = head_dim * f32.nbytes
     for token in builder.range(begin, end):
         position = positions.at(token * 4).load(i32).to(i64)

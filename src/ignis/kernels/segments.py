@@ -219,8 +219,7 @@ def _scores(keys: Keys, q: Value, scale: Value, scores: Value, group: int) -> No
             page = k.minimum(index + i, last)
             pages.append(keys.page(k.maximum(page, first) if keys.visible.window else page))
         chains = [[k.var(k.const(vector, 0.0)) for _ in pages] for _ in range(group)]
-        for d in k.range(head_dim):
-            columns = [keys.table.keys(page, d) for page in pages]
+        for d, columns in keys.table.columns(pages):
             for head in range(group):
                 x = q.at(d * f32.nbytes + head * head_dim * f32.nbytes).load(f32).splat(PAGE)
                 for chain, column in zip(chains[head], columns, strict=True):
@@ -244,7 +243,7 @@ def _weighted_sum(
         if keys.visible.window:
             row_begin = k.maximum(begin - first, row_begin)
         for row in k.range(row_begin, k.minimum(end - first, k.const(i64, PAGE))):
-            values = [keys.table.values(page, row, first_d + i * PAGE) for i in range(width)]
+            values = keys.table.vectors(page, row, first_d, width)
             for head in range(group):
                 place = (first + row) * f32.nbytes + head * SEGMENT * f32.nbytes
                 weight = weights.at(place).load(f32).splat(PAGE)

@@ -101,7 +101,7 @@ class NativeEngine:
         self._embedding = file.tensors["token_embd.weight"].format.name
         self.cache = KVCache(
             config.n_layers, config.n_heads, config.n_kv_heads, config.head_dim, self.n_ctx,
-            self.n_slots,
+            self.n_slots, config.kv_type,
         )
         self.tables = StepTables(MAX_TOKENS, MAX_LOGITS)
         self.weights = weights

@@ -3,9 +3,9 @@
 Per layer and key head, pages lie one behind the other, so that a sequence whose pages were handed
 out in order is one stream in memory:
 
-    [layer][key head][page] { K: [d][16 keys] f16 | V: [16 keys][d] f16 }
+    [layer][key head][page] { K: [d][16 keys] | V: [16 keys][d] }
 
-Scores have lanes = keys, weighted values lanes = d. Pages are zeroed when they are handed out.
+`kernels.kv_pages` knows what a page holds. Pages are zeroed when they are handed out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ignis.errors import UsageError
+from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE
 from ignis.kernels import attention_split
 from ignis.kernels.kv_pages import PAGE, page_nbytes
 from ignis.runtime.memory import Memory
@@ -23,13 +24,13 @@ class KVCache:
 
     def __init__(
         self, n_layers: int, n_heads: int, n_kv_heads: int, head_dim: int, n_ctx: int,
-        n_slots: int = 1,
+        n_slots: int = 1, kv_type: str = DEFAULT_KV_TYPE,
     ) -> None:  # fmt: skip
         self.n_ctx, self.n_slots = n_ctx, n_slots
         self.pages_per_slot = -(-n_ctx // PAGE)
         self.n_pages = self.pages_per_slot * n_slots
         self._n_streams = n_layers * n_kv_heads
-        self._page_nbytes = page_nbytes(head_dim)
+        self._page_nbytes = page_nbytes(head_dim, kv_type)
         self._stream_nbytes = self.n_pages * self._page_nbytes
         self._layer_nbytes = n_kv_heads * self._stream_nbytes
         self._pool = Memory(n_layers * self._layer_nbytes)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from ignis.errors import GraphError
 from ignis.gguf import BLOCKS
 from ignis.graph.ir import Operation, Value
+from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE
 from ignis.graph.ir.ops import Matmul, MatmulGroup
 from ignis.graph.ir.types import BLOCK_FORMATS, PANELS
 from ignis.kernels import (
@@ -168,7 +169,7 @@ def _quantize(op: Operation, at: Surroundings) -> list[Launch]:
 
 
 def _attention(op: Operation, at: Surroundings) -> list[Launch]:
-    store = kv_pages.kv_store(head_dim=count_of(op, "head_dim"), kv_type="f16")
+    store = kv_pages.kv_store(head_dim=count_of(op, "head_dim"), kv_type=_kv_type(op))
     args = _pages(op, at, count_of(op, "n_kv_heads"))
     args |= {"k": at.operand(op, "k"), "v": at.operand(op, "v")}
     stored = Launch(op, store, args, units=1, per="T", writes=_cached(op),
@@ -179,7 +180,7 @@ def _attention(op: Operation, at: Surroundings) -> list[Launch]:
 def _rope_store(op: Operation, at: Surroundings) -> list[Launch]:
     head_dim = count_of(op, "head_dim")
     kernel = rope_store(head_dim=head_dim, n_rot=count_of(op, "n_rot"),
-                        style=op.attributes["style"])  # fmt: skip
+                        style=op.attributes["style"], kv_type=_kv_type(op))  # fmt: skip
     (k,) = _operands(op, "k")
     args = _pages(op, at, int(k.type.shape[1]) // head_dim)
     args |= {name: at.operand(op, name) for name in ("q", "k", "v")}
@@ -197,18 +198,19 @@ def _attend(op: Operation, at: Surroundings) -> list[Launch]:
     args = _pages(op, at, count_of(op, "n_kv_heads"))
     args |= {"q": at.operand(op, "q"), "y": at.address(op.result), "n_heads": n_heads,
              "scale": number_of(op, "scale")}  # fmt: skip
+    kv_type = _kv_type(op)
     limits = {n: op.attributes[n] for n in ("window", "softcap") if n in op.attributes}
     if at.n_tokens == 1:  # cut at segments, so that a long context keeps every thread busy
         per, grain = "S", 1
         kernel = attention_split.attend_split(
-            head_dim=head_dim, group=group, kv_type="f16", **limits
+            head_dim=head_dim, group=group, kv_type=kv_type, **limits
         )
         scratch_nbytes = attention_split.attend_split_scratch_nbytes(group)
         args |= {"partials": at.cache.partials_address, "arrived": at.cache.arrived_address,
                  "n_segments": "S", "max_segments": at.cache.max_segments}  # fmt: skip
     else:
         per, grain = "T", _ATTEND_GRAIN
-        kernel = attention.attend(head_dim=head_dim, group=group, kv_type="f16", **limits)
+        kernel = attention.attend(head_dim=head_dim, group=group, kv_type=kv_type, **limits)
         scratch_nbytes = attention.attend_scratch_nbytes(group, head_dim)
         args |= {"n_tokens": "T"}
     return [Launch(op, kernel, args, units=n_heads // group, per=per, shared=True, grain=grain,
@@ -224,6 +226,10 @@ def _pages(op: Operation, at: Surroundings, n_kv_heads: int) -> dict[str, Argume
         "pages_per_slot": at.cache.pages_per_slot, "n_pages": at.cache.n_pages,
         "n_kv_heads": n_kv_heads,
     }  # fmt: skip
+
+
+def _kv_type(op: Operation) -> str:
+    return str(op.attributes.get("kv_type", DEFAULT_KV_TYPE))
 
 
 def _cached(op: Operation) -> frozenset[Hashable]:

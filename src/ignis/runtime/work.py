@@ -14,9 +14,9 @@ from typing import Protocol
 
 from ignis.gguf import BLOCKS
 from ignis.graph.ir import Graph, Operation
+from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE
 from ignis.graph.ir.types import BLOCK_FORMATS
-
-_KV_NBYTES = 2  # of an element of the KV cache, f16
+from ignis.kernels.kv_pages import PAGE, page_nbytes
 
 
 class Ceilings(Protocol):
@@ -112,6 +112,7 @@ def _attention_work(op: Operation, size: StepSize) -> Work:
     head_dim = int(op.attributes["head_dim"])  # type: ignore[arg-type]
     n_heads = int(op.attributes["n_heads"])  # type: ignore[arg-type]
     n_kv_heads = int(op.attributes["n_kv_heads"])  # type: ignore[arg-type]
+    kv_type = str(op.attributes.get("kv_type", DEFAULT_KV_TYPE))
     n_positions = size.n_past + size.n_tokens
     # Token t of the step sees n_past + t + 1 positions, or as many as its window has.
     n_seen = size.n_tokens * size.n_past + size.n_tokens * (size.n_tokens + 1) // 2
@@ -121,5 +122,5 @@ def _attention_work(op: Operation, size: StepSize) -> Work:
         n_positions = min(n_positions, window + size.n_tokens - 1)
     return Work(
         f32_macs=2 * n_seen * n_heads * head_dim,
-        kv_nbytes=2 * n_positions * n_kv_heads * head_dim * _KV_NBYTES,
+        kv_nbytes=n_positions * n_kv_heads * page_nbytes(head_dim, kv_type) // PAGE,
     )

@@ -12,6 +12,7 @@ import numpy as np
 from ignis.errors import GraphError
 from ignis.graph.ir.checks import expect, matrix
 from ignis.graph.ir.evaluation import Array, Evaluation, Integers
+from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE, check_kv_type
 from ignis.graph.ir.operation import (
     Operand,
     Operation,
@@ -26,7 +27,7 @@ from ignis.graph.ir.operation import (
 from ignis.graph.ir.pointwise import capped
 from ignis.graph.ir.rope import RopeScaling, rope_frequencies
 from ignis.graph.ir.schedule import CHUNKS, ROWS, Stage
-from ignis.graph.ir.types import Dim, TensorType
+from ignis.graph.ir.types import KV_TYPES, Dim, TensorType
 
 
 class Rope(Operation):
@@ -64,7 +65,8 @@ class Attention(Operation):
 
     Effect: the KV cache of `layer`. A token sees the positions up to its own, those of this step
     included; with a `window` only the last of them, its own among them. Query head h reads key head
-    h // (H/K). With a `softcap` each score s becomes softcap * tanh(s / softcap).
+    h // (H/K). With a `softcap` each score s becomes softcap * tanh(s / softcap). The cache keeps
+    keys and values as `kv_type`, f16 where it is left out.
     """
 
     name = "attention"
@@ -79,6 +81,7 @@ class Attention(Operation):
     scale = positive()
     window = optional(count())
     softcap = optional(positive())
+    kv_type = optional(choice(*KV_TYPES))
 
     @property
     def effect(self) -> str:
@@ -108,7 +111,7 @@ class Attention(Operation):
 class RopeStore(Operation):
     """Rotate q and k as rope does, store the rotated keys and the values; gives the rotated q.
 
-    Effect: the KV cache of `layer`.
+    Effect: the KV cache of `layer`, which keeps them as `kv_type`, f16 where it is left out.
     """
 
     name = "rope_store"
@@ -126,6 +129,7 @@ class RopeStore(Operation):
     ramp_low = optional(index())
     ramp_high = optional(index())
     magnitude = optional(positive())
+    kv_type = optional(choice(*KV_TYPES))
 
     @property
     def effect(self) -> str:
@@ -134,6 +138,7 @@ class RopeStore(Operation):
     def infer(self) -> TensorType:
         _check_rope(self, self.q, self.factors)
         _check_rope(self, self.k, self.factors)
+        check_kv_type(self.kv_type or DEFAULT_KV_TYPE, self.head_dim, self.name)
         expect(self, "v", self.v, self.k.type)
         if self.q.type.shape[0] != self.k.type.shape[0]:
             raise GraphError(
@@ -165,6 +170,7 @@ class Attend(Operation):
     scale = positive()
     window = optional(count())
     softcap = optional(positive())
+    kv_type = optional(choice(*KV_TYPES))
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -213,6 +219,7 @@ def _check_heads(op: Attention | Attend, q: Value) -> Dim:
             got=op.n_heads,
             wanted=f"a multiple of n_kv_heads {op.n_kv_heads}",
         )
+    check_kv_type(op.kv_type or DEFAULT_KV_TYPE, op.head_dim, op.name)
     rows, _ = matrix(op, q)
     _need_tokens(op, q, rows)
     expect(op, "q", q, TensorType("f32", (rows, op.n_heads * op.head_dim)))
@@ -247,7 +254,8 @@ def _store(op: Attention | RopeStore, step: Evaluation, k: Array, v: Array) -> N
     """Write the step's keys and values to the cache of the op's layer."""
     for slot in np.unique(step.slots):
         rows = np.flatnonzero(step.slots == slot)
-        step.cache.store(op.layer, int(slot), step.positions[rows], k[rows], v[rows])
+        step.cache.store(op.layer, int(slot), step.positions[rows], k[rows], v[rows],
+                         op.kv_type or DEFAULT_KV_TYPE)  # fmt: skip
 
 
 def _attended(op: Attention | Attend, step: Evaluation, q: Array) -> Array:

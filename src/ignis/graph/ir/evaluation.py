@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ignis.errors import GraphError
+from ignis.graph.ir.kv_types import through_cache
 from ignis.graph.ir.operation import Value
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -19,13 +20,15 @@ Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 class ReferenceCache:
     """Keys and values of every (layer, slot), by position: the effect that attention writes.
 
-    `kv_dtype` "f16" rounds what is stored to half precision, as the engine's cache does.
+    `rounded` rounds what is stored to the type of the cache, as the engine's does.
     """
 
-    kv_dtype: Literal["f64", "f16"] = "f64"
+    rounded: bool = False
     _pages: dict[tuple[int, int], tuple[Array, Array]] = field(default_factory=dict, repr=False)
 
-    def store(self, layer: int, slot: int, positions: Integers, keys: Array, vals: Array) -> None:
+    def store(
+        self, layer: int, slot: int, positions: Integers, keys: Array, vals: Array, kv_type: str
+    ) -> None:
         """Write rows [t, K*C] of keys and values at `positions` [t] of one slot."""
         need = int(positions.max()) + 1
         old = self._pages.get((layer, slot))
@@ -34,7 +37,7 @@ class ReferenceCache:
             for i, rows in enumerate((keys, vals))
         )
         for page, rows in zip(pages, (keys, vals), strict=True):
-            page[positions] = _through_f16(rows) if self.kv_dtype == "f16" else rows
+            page[positions] = through_cache(rows, kv_type) if self.rounded else rows
         self._pages[layer, slot] = (pages[0], pages[1])
 
     def read(self, layer: int, slot: int, n: int) -> tuple[Array, Array]:
@@ -89,9 +92,3 @@ def _grown(page: Array | None, need: int, width: int) -> Array:
     if page is not None:
         grown[: len(page)] = page
     return grown
-
-
-def _through_f16(rows: Array) -> Array:
-    # Through f32, where the engine's rows come from: rounding f64 at once could differ.
-    with np.errstate(over="ignore"):
-        return rows.astype(np.float32).astype(np.float16).astype(np.float64)

@@ -46,6 +46,9 @@ MAPPED, PANELS, ROWS = LAYOUTS = ("mapped", "panels", "rows")
 """Where a weight lies: in the mapped file, or packed in memory, in panels of 16 rows or as rows."""
 
 WEIGHT_FORMATS = FLOAT_FORMATS + BLOCK_FORMATS
+KV_TYPES = ("f32", "f16", "q8_0")
+"""How the KV cache keeps keys and values; see `kv_types`."""
+
 ACTIVATION_DTYPES = ("f32", "a8", "experts")
 
 _TYPE = re.compile(r"([a-z][a-z0-9_]*)\[([^\]]*)\](?: (\w+))?")

@@ -14,6 +14,7 @@
     V12  inputs are one row a token: f32[T,D]
     V13  only matrices are packed: block-quantized ones in panels, others as rows
     V14  a schedule has an entry for each stage, repeats no chunks, and ends with a barrier
+    V15  all that is in the KV cache is kept as one type
 
 A result that nobody reads is not an error: removing it is the job of a pass, dead_code, which
 may be switched off.
@@ -27,6 +28,7 @@ from types import MappingProxyType
 from ignis.errors import GraphError
 from ignis.graph.ir import schedule as schedules
 from ignis.graph.ir.graph import Graph
+from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE
 from ignis.graph.ir.operation import Operation, Value
 from ignis.graph.ir.ops import PRODUCTS, Attend, Attention, RopeStore
 from ignis.graph.ir.types import BLOCK_FORMATS, MAPPED, PANELS, ROWS
@@ -228,6 +230,18 @@ def schedule_fits(graph: Graph) -> None:
         raise GraphError("threads do not meet at the end", wanted="a barrier before the return")
 
 
+def caches_have_one_type(graph: Graph) -> None:
+    """V15."""
+    first: str | None = None
+    for position, op in enumerate(graph.operations):
+        if isinstance(op, RopeStore | Attention | Attend):
+            kv_type = op.kv_type or DEFAULT_KV_TYPE
+            first = first or kv_type
+            if kv_type != first:
+                raise GraphError("the KV cache can't be kept as two types",
+                                 where=_where(position, op), got=kv_type, wanted=first)  # fmt: skip
+
+
 RULES: Mapping[str, Callable[[Graph], None]] = MappingProxyType(
     {
         "V1": defined_once,
@@ -244,6 +258,7 @@ RULES: Mapping[str, Callable[[Graph], None]] = MappingProxyType(
         "V12": inputs_are_tokens,
         "V13": layouts_fit,
         "V14": schedule_fits,
+        "V15": caches_have_one_type,
     }
 )
 """Every rule by its number, in the order of checking: later rules rely on earlier ones."""

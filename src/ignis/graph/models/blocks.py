@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ignis.graph.ir import Value
+from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE
 from ignis.graph.models.lowering import Lowering
 
 
@@ -33,13 +34,15 @@ def self_attention(
 
 
 def attention(m: Lowering, i: int, q: Value, k: Value, v: Value) -> Value:
-    """Attention of layer i as the model's numbers say: scale, window and cap."""
+    """Attention of layer i as the model's numbers say: scale, window, cap, type of the cache."""
     c = m.config
-    limits: dict[str, int | float] = {}
+    limits: dict[str, int | float | str] = {}
     if c.window is not None and i in c.local_layers:
         limits["window"] = c.window
     if c.attention_softcap is not None:
         limits["softcap"] = c.attention_softcap
+    if c.kv_type != DEFAULT_KV_TYPE:
+        limits["kv_type"] = c.kv_type
     return m.b.attention(
         q,
         k,

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from ignis.errors import ModelFileError, UnsupportedModelError
+from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE
 from ignis.graph.ir.rope import UNSCALED, RopeScaling
 from ignis.graph.models.architecture import Architecture
 from ignis.graph.models.experts import Experts
@@ -104,6 +105,8 @@ class ModelConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     experts: Experts | None = None
+    kv_type: str = DEFAULT_KV_TYPE
+    """How the KV cache keeps keys and values."""
     source: str = field(default="model", compare=False)
     """The file, for errors."""
 
@@ -118,9 +121,10 @@ class ModelConfig:
         """Whether the second of two sets of frequency factors counts."""
         return (self.n_ctx or 0) > (self.long_rope_above or 0)
 
-    def for_context(self, n_ctx: int) -> ModelConfig:
-        """This model in a context of `n_ctx` positions."""
-        return self if self.long_rope_above is None else replace(self, n_ctx=n_ctx)
+    def for_context(self, n_ctx: int, kv_type: str = DEFAULT_KV_TYPE) -> ModelConfig:
+        """This model in a context of `n_ctx` positions, kept as `kv_type`."""
+        return replace(self, kv_type=kv_type,
+                       n_ctx=None if self.long_rope_above is None else n_ctx)  # fmt: skip
 
     @classmethod
     def from_gguf(cls, file: ModelFile) -> ModelConfig:

@@ -32,6 +32,8 @@ def rope_store(graph: Graph) -> Graph:
         turn_q, turn_k = ropes
         operands = {"q": turn_q.x, "k": turn_k.x, "v": op.v, "factors": turn_q.factors}
         attributes = {"layer": op.layer, **turn_q.attributes}
+        if op.kv_type is not None:
+            attributes["kv_type"] = op.kv_type
         store = RopeStore.create(operands, attributes, [turn_q.result.name])
         names = [spec.name for spec in Attend.attribute_specs]
         kept = {name: op.attributes[name] for name in names if name in op.attributes}
