@@ -60,7 +60,7 @@ def test_the_memory_plan_is_dumped_as_comments(call: Call, model: str) -> None:
 def test_passes_can_be_switched_off(call: Call, model: str) -> None:
     options = [word for name in TOGGLES for word in ("--disable", name)]
     data = json.loads(call("compile", model, "--json", *options).out)
-    assert [p["name"] for p in data["passes"]] == ["quantize_activations"]
+    assert [p["name"] for p in data["passes"]] == ["legalize_activations"]
     assert data["disabled"] == list(TOGGLES)
     assert data["plans"][0]["arena"] > 5 * data["plans"][0]["bound"] / 2
 
@@ -92,7 +92,7 @@ def test_the_page(call: Call, model: str, tmp_path: Path) -> None:
     (["--dump-after", "fuse_norm", "--disable", "fuse_norm"], "this pass is switched off"),
     (["--dump-after", "plan_memory", "--disable", "plan_memory"], "this pass is switched off"),
     (["--disable", "fuse_all"], "no such pass: got fuse_all"),
-    (["--disable", "quantize_activations"], "this pass can't be switched off"),
+    (["--disable", "legalize_activations"], "this pass can't be switched off"),
     (["--emit", "asm", "--kernel", "gelu"], "this model uses no such kernel: got gelu, wanted"),
     (["--kernel", "swiglu"], "add --emit asm"),
     (["--profile"], "add --html"),

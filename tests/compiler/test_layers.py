@@ -28,6 +28,7 @@ WANTED = {  # places, and ops removed and added at the first
     "dead_code": (0, ()), "common_subexpressions": (0, ()), "fold_constants": (0, ()),
     "fuse_norm": (49, (2, 1)), "fuse_swiglu": (24, (2, 1)), "fuse_residual": (48, (2, 1)),
     "rope_store": (24, (3, 2)), "quantize_activations": (97, (3, 4)), "fuse_qkv": (24, (3, 1)),
+    "legalize_activations": (0, ()),
     "fuse_gate_up": (24, (2, 1)), "fuse_geglu": (0, ()), "layout": (97, (1, 1)),
     "schedule_steps": (0, ()),
 }  # fmt: skip

@@ -273,6 +273,21 @@ CASES: dict[str, list[tuple[str, list[str], list[str] | None]]] = {
         ),
         ("doubled: no", ["%0 = matmul(%x, @f)", "%1 = add(%0, %0)", "return %1"], None),
     ],
+    "legalize_activations": [
+        (
+            "for each reader anew",
+            ["%0 = matmul(%x, @q)", "%1 = matmul(%x, @k, residual=%0)", "return %1"],
+            ['%x.a8 = quantize(%x) {rows = "T"} : a8[T,64]', "%0 = matmul(%x.a8, @q)",
+             '%x.a8_ = quantize(%x) {rows = "T"} : a8[T,64]',
+             "%1 = matmul(%x.a8_, @k, residual=%0)", "return %1"],
+        ),
+        (
+            "what is quantized stays",
+            ['%0 = quantize(%x) {rows = "T"} : a8[T,64]', "%1 = matmul(%0, @q)",
+             "%2 = matmul(%1, @f)", "return %2"],
+            None,
+        ),
+    ],
     "quantize_activations": [
         (
             "once a value, before its first use",
@@ -433,8 +448,8 @@ def test_wrong_names_are_refused() -> None:
     run_pipeline(graph, {"plan_memory"})
     with pytest.raises(UsageError, match="no such pass: got fuse_all, wanted dead_code or"):
         run_pipeline(graph, {"fuse_all"})
-    with pytest.raises(UsageError, match="can't be switched off: got quantize_activations"):
-        run_pipeline(graph, ["quantize_activations"])
+    with pytest.raises(UsageError, match="can't be switched off: got legalize_activations"):
+        run_pipeline(graph, ["legalize_activations"])
 
 
 def test_a_pass_that_breaks_the_graph_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from ignis.graph.passes.fuse_qkv import fuse_qkv
 from ignis.graph.passes.fuse_residual import fuse_residual
 from ignis.graph.passes.fuse_swiglu import fuse_swiglu
 from ignis.graph.passes.layout import layout
+from ignis.graph.passes.legalize_activations import legalize_activations
 from ignis.graph.passes.quantize_activations import quantize_activations
 from ignis.graph.passes.rope_store import rope_store
 from ignis.graph.passes.schedule_steps import schedule_steps
@@ -52,7 +53,8 @@ PIPELINE = (
     Pass("fuse_geglu", fuse_geglu),
     Pass("fuse_residual", fuse_residual),
     Pass("rope_store", rope_store),
-    Pass("quantize_activations", quantize_activations, required=True),
+    Pass("quantize_activations", quantize_activations),
+    Pass("legalize_activations", legalize_activations, required=True),
     Pass("fuse_qkv", fuse_qkv),  # behind quantization: who reads the same form of x is known
     Pass("fuse_gate_up", fuse_gate_up),
     Pass("layout", layout),
@@ -93,7 +95,7 @@ def run_pipeline(
         start = time.perf_counter()
         after = step.function(graph)
         seconds = time.perf_counter() - start
-        legalized = legalized or step.name == "quantize_activations"
+        legalized = legalized or step.name == "legalize_activations"
         if check:
             _verify_after(step, after, legalized)
         n_before, n_after = len(graph.operations), len(after.operations)

@@ -1,5 +1,5 @@
 """What fusing passes share: a consumer absorbs the op that produces one of its operands, and
-matmuls that read one value become a group."""
+matmuls that read one value become a group, what they read is quantized."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from ignis.graph.ir import Graph, Operation, Value
-from ignis.graph.ir.ops import Matmul, MatmulGroup, Mul
+from ignis.graph.ir.ops import PRODUCTS, Logits, Matmul, MatmulGroup, Mul, Quantize
 from ignis.graph.ir.types import BLOCK_FORMATS
 
 Private: TypeAlias = Mapping[Value, Operation]
@@ -82,3 +82,40 @@ def _grouped(members: Sequence[Matmul]) -> MatmulGroup:
     for i, matmul in enumerate(members):
         operands |= {f"weight{i}": matmul.weight, f"bias{i}": matmul.bias}
     return MatmulGroup.create(operands, {}, [matmul.result.name for matmul in members])
+
+def quantize_operands(graph: Graph, *, once: bool) -> Graph:
+    """Put a quantize before each product that reads f32 where its kernel multiplies integers.
+
+    With `once` a value that has been quantized is not quantized again.
+    """
+    taken = {value.name for value in graph.values}
+    quantized: dict[tuple[Value, str], Value] = {
+        (op.x, op.rows): op.result for op in graph.operations if isinstance(op, Quantize)
+    }
+    defined: set[Value] = set()
+    operations: list[Operation] = []
+    for op in graph.operations:
+        if isinstance(op, PRODUCTS) and op.x.type.dtype == "f32" and _is_block_quantized(op):
+            rows = "R" if isinstance(op, Logits) and op.x.type.shape[0] == "T" else "T"
+            wanted = (op.x, rows)
+            if not once or quantized.get(wanted) not in defined:
+                name = _fresh(f"{op.x.name}.a8", taken)
+                quantize = Quantize.create({"x": op.x}, {"rows": rows}, [name])
+                operations.append(quantize)
+                quantized[wanted] = quantize.result
+                defined.add(quantize.result)
+            op = op.with_operands(x=quantized[wanted])
+        operations.append(op)
+        defined.update(op.results)
+    return graph.with_operations(operations)
+
+
+def _is_block_quantized(op: Operation) -> bool:
+    return op.matrices[0].type.dtype in BLOCK_FORMATS
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
