@@ -9,6 +9,7 @@ from bench.engines import Plan
 from bench.format_table import markdown, put_into_readme, shown_in_readme
 from bench.formats import Scope, Text, default_text, main, measure_model
 from ignis.errors import UsageError
+from tests.conftest import REPOSITORY
 from tests.random_models import write_random_model
 
 TEXT = "The rest of the text is that of the other runs in the end, and so on and on. " * 8
@@ -99,3 +100,8 @@ def test_the_readme_gets_the_table_between_its_markers(tmp_path):
     readme.write_text("nothing")
     with pytest.raises(UsageError, match="no place for the table"):
         put_into_readme(readme, "new\n")
+
+def test_the_readme_shows_the_report():
+    report = json.loads((REPOSITORY / "docs" / "formats.json").read_text())
+    assert shown_in_readme((REPOSITORY / "README.md").read_text()) == markdown(report)
+    assert markdown(report) in (REPOSITORY / "docs" / "formats.md").read_text()
