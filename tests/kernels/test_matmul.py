@@ -128,7 +128,8 @@ def _grid_parts(fmt: str, weights: Array) -> tuple[NDArray[np.int64], NDArray[np
 def _reference(fmt: str, weights: Array, x: Quantized) -> NDArray[np.float32]:
     """NUMERICS 2 in plain scalar order: blocks ascending, one accumulator an output.
 
-    The integers come from the decoder, which `tests/gguf` compares with another's.
+    Q4_K and Q5_K add their minimum as Q4_1 does (decision 13). The integers come from the decoder,
+    which `tests/gguf` compares with another's.
     """
     if fmt in _DIVISORS:
         integers, dw = _grid_parts(fmt, weights)
@@ -148,6 +149,9 @@ def _reference(fmt: str, weights: Array, x: Quantized) -> NDArray[np.float32]:
     minimums = None
     if "dmin" in wide:  # the integers that dmin multiplies
         minimums = _probe(fmt, weights, {"d": 0.0, "dmin": -1.0}).astype(np.int64)
+    if fmt in ("q4_k", "q5_k") and minimums is not None:  # one minimum a block: exact in f32
+        wide["m"] = -wide["dmin"] * minimums[:, :, 0].astype(np.float32)
+        minimums = None
     acc = np.zeros((len(x.q), len(weights)), np.float32)
     for b in range(n_blocks):
         q = x.q[:, b].astype(np.int64)

@@ -288,9 +288,8 @@ class Pairs6:
         low = shift(header.word(0, 2 + late), byte + 4 * late) & 15
         m = low | (shift(header.word(0, 2), top) & 3) << 4
         both = header.word(0, 0)
-        return WholeLessMinimum(
-            half(both) * sc.to(f32), Minimum(-half(both >> 16), (m, m))
-        )
+        # Both products are exact: 11 bits by six.
+        return Whole(offset, half(both) * sc.to(f32), -half(both >> 16) * m.to(f32))
 
 
 @dataclass(frozen=True, slots=True)
