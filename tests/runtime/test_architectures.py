@@ -109,7 +109,9 @@ def test_close_to_float64(kind: str, tmp_path: Path, objects: Path) -> None:
     ids = np.random.default_rng(9).integers(0, 297, 60).tolist()
     with engine(path, objects, engine="reference") as reference:
         exact = feed(reference, ids)
-    with engine(path, objects) as runner:
+    # A cache of halves may swap experts that are nearly equal, which changes a token by a lot.
+    kv_type = "f32" if "n_experts" in KINDS[kind] else "f16"
+    with engine(path, objects, kv_type=kv_type) as runner:
         assert mean_kl(exact, feed(runner, ids)) <= 1e-5
 
 
