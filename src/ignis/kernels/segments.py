@@ -13,6 +13,7 @@ from ignis.kernels.kv_pages import PAGE, PageTable
 from ignis.kernels.lang import Builder, Value, f32, i32, i64
 
 SEGMENT = 256  # keys that share one maximum
+_PAGES_AHEAD = 4  # of values, that are asked for
 _MAX_CHAINS = 24  # accumulators that still fit the registers beside their operands
 
 
@@ -218,8 +219,11 @@ def _scores(keys: Keys, q: Value, scale: Value, scores: Value, group: int) -> No
         for i in range(at_once):
             page = k.minimum(index + i, last)
             pages.append(keys.page(k.maximum(page, first) if keys.visible.window else page))
+        ahead = [_page_ahead(keys, index + at_once + i, first, last) for i in range(at_once)]
         chains = [[k.var(k.const(vector, 0.0)) for _ in pages] for _ in range(group)]
         for d, columns in keys.table.columns(pages):
+            for page in ahead:
+                k.prefetch(page.at(d * (keys.table.half_nbytes // head_dim)))
             for head in range(group):
                 x = q.at(d * f32.nbytes + head * head_dim * f32.nbytes).load(f32).splat(PAGE)
                 for chain, column in zip(chains[head], columns, strict=True):
@@ -230,20 +234,35 @@ def _scores(keys: Keys, q: Value, scale: Value, scores: Value, group: int) -> No
                 place.store(chain.get() * factor)
 
 
+def _page_ahead(keys: Keys, index: Value, first: Value, last: Value) -> Value:
+    """Where the keys of a page begin, for asking for them; behind the last page the first values.
+
+    The processor's own prefetching ends where the values behind a page's keys begin.
+    """
+    k = keys.table.k
+    is_key = index <= last
+    values = k.minimum(first + index - (last + 1), last)
+    page = keys.page(k.select(is_key, index, values))
+    return page.at(k.select(is_key, k.const(i64, 0), k.const(i64, keys.table.half_nbytes)))
+
+
 def _weighted_sum(
     keys: Keys, weights: Value, group: int, first_d: Value, width: int
 ) -> list[list[Value]]:
     """For each head and `width` vectors of dimensions: sum of weight * value, keys ascending."""
     k = keys.table.k
     chains = [[k.var(k.const(f32.x(PAGE), 0.0)) for _ in range(width)] for _ in range(group)]
-    begin, end = keys.begin, keys.end
+    begin, end, row_size = keys.begin, keys.end, keys.table.half_nbytes // PAGE
     for first in k.range(begin - begin % PAGE, end, PAGE):
         page = keys.page(first // PAGE)
+        ahead = keys.page(k.minimum(first // PAGE + _PAGES_AHEAD, (end - 1) // PAGE))
         row_begin = k.const(i64, 0)
         if keys.visible.window:
             row_begin = k.maximum(begin - first, row_begin)
         for row in k.range(row_begin, k.minimum(end - first, k.const(i64, PAGE))):
             values = keys.table.vectors(page, row, first_d, width)
+            for line in range(0, row_size, 64):
+                k.prefetch(ahead.at(keys.table.half_nbytes + row * row_size + line))
             for head in range(group):
                 place = (first + row) * f32.nbytes + head * SEGMENT * f32.nbytes
                 weight = weights.at(place).load(f32).splat(PAGE)
