@@ -85,6 +85,17 @@ def test_the_page(call: Call, model: str, tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
     nowhere = str(tmp_path / "no" / "such" / "folder.html")
     assert "cannot write it" in call("compile", model, "--html", nowhere).error
+    assert call("compile", model, "--html", str(page), "-q").code == 0      # anew
+
+
+def test_a_page_never_takes_the_place_of_a_model(call: Call, model: str, tmp_path: Path) -> None:
+    """`--html` and the model's name, swapped or completed by the shell."""
+    before = Path(model).read_bytes()
+    (tmp_path / "link.html").symlink_to(model)
+    for path in (model, str(tmp_path / "link.html")):
+        result = call("compile", model, "--html", path)
+        assert result.code == 1 and "is there already, and is not a page" in result.error
+    assert Path(model).read_bytes() == before
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -53,6 +53,8 @@ def test_a_checkpoint_becomes_a_model_that_runs(call, tmp_path):
 @pytest.mark.parametrize(("arguments", "code", "complaint"), [
     (("in.gguf", "out.gguf"), 2, "Missing option '--type'"),
     (("in.gguf", "out.gguf", "--type", "q9"), 2, "'q9' is not one of 'f32'"),
+    (("n" * 300, "out.gguf", "--type", "q8_0"), 1, "cannot open model: File name too long"),
+    (("n" * 300, "out.gguf", "--type", "q8_0", "--from-safetensors"), 1, "File name too long"),
     (("in.gguf", "in.gguf", "--type", "q8_0"), 1, "would overwrite its own source"),
     (("in.gguf", "no/out.gguf", "--type", "q8_0"), 1, "the folder to write to is not there"),
     (("no.gguf", "out.gguf", "--type", "q8_0"), 1, "no.gguf: model file not found"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ignis
-from ignis.errors import UsageError, WriteError
+from ignis.errors import IgnisError, UsageError, WriteError
 from ignis.perplexity import measure_perplexity, open_kl_base
 from ignis.quantize import target
 from tests.conftest import REPOSITORY
@@ -178,6 +178,20 @@ def test_a_base_that_cannot_be_written_is_one_line(models, tmp_path, monkeypatch
     with pytest.raises(WriteError, match="not enough room on the disk"):
         measure_perplexity(models.f32, TEXT, n_ctx=CTX, save_kl=tmp_path / "x")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_base_takes_no_other_files_place(models, paths, base, tmp_path):
+    """A slip of the hand must not cost the model, or the text; an older base is replaced."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "model.gguf").symlink_to(paths["f32"])
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for name, complaint in (("text.txt", "is not a base"), ("model.gguf", "is not a base"),
+                            ("circle", "Too many levels of symbolic links")):
+        with pytest.raises(IgnisError, match=complaint):
+            measure_perplexity(models.f32, TEXT, n_ctx=CTX, save_kl=tmp_path / name)
+    assert (tmp_path / "text.txt").read_text() == TEXT
+    (tmp_path / "base").write_bytes(base.read_bytes())
+    measure_perplexity(models.f32, TEXT, n_ctx=CTX, save_kl=tmp_path / "base")
 
 
 def test_too_short_a_text_and_too_short_a_context_are_one_line(models):

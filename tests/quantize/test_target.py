@@ -70,11 +70,15 @@ def test_a_file_that_is_there_is_kept_unless_forced(folder, convert):
     (".", "cannot write there: got a folder"),
     ("/dev/null", "cannot write there: got no plain file"),
     ("n" * 300, "cannot write there: File name too long"),
+    (f"{'n' * 300}/out.gguf", "cannot write there: File name too long"),
+    ("circle", "cannot write there: Too many levels of symbolic links"),
+    ("circle/out.gguf", "the folder to write to is not there"),
 ])
 def test_a_target_that_cannot_be_is_refused_at_once(target, complaint, folder, convert):
+    (folder / "circle").symlink_to(folder / "circle")
     with pytest.raises(UsageError, match=complaint):
         convert(folder / "in.gguf", folder / target, "q8_0", force=True)
-    assert names(folder) == {"in.gguf"}
+    assert names(folder) == {"in.gguf", "circle"}
 
 
 def test_no_room_is_found_before_the_work(folder):

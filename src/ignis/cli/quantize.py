@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,10 +65,12 @@ def _gguf(source: str, settings: Settings, progress: TerminalProgress, stack: Ex
     from ignis.gguf import open_gguf
     from ignis.quantize.source import GGUFSource
 
-    if Path(source).is_dir():
-        raise UsageError("a folder, not a GGUF file", where=source,
-                         hint="--from-safetensors reads a Hugging Face checkpoint")
-    file = stack.enter_context(open_gguf(hub.resolve(source, settings, progress)))
+    path = hub.resolve(source, settings, progress)
+    with suppress(OSError):     # opening it says what is wrong
+        if path.is_dir():
+            raise UsageError("a folder, not a GGUF file", where=source,
+                             hint="--from-safetensors reads a Hugging Face checkpoint")
+    file = stack.enter_context(open_gguf(path))
     return stack.enter_context(GGUFSource(file))
 
 

@@ -6,6 +6,7 @@ lock on the temporary file tells those of living writers from what killed ones h
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from ignis.errors import UsageError
 
 
 @contextmanager
@@ -35,6 +38,29 @@ def written_whole(path: Path, check: Callable[[Path], None] | None = None) -> It
         _sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def followed(path: Path) -> Path:
+    """The file that `path` names, links followed; OSError for links in a circle."""
+    # Not `Path.resolve`: it raises RuntimeError before Python 3.13, and nothing from then on.
+    found = Path(os.path.realpath(path))
+    if found.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return found
+
+
+def check_replaceable(path: Path, start: bytes, kind: str) -> None:
+    """Raise UsageError for a file that is there and that nobody means to lose.
+
+    Files that begin with `start`, and empty ones, may be replaced.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        found = file.read(len(start))
+    if found and found != start:
+        raise UsageError(f"the file is there already, and is not {kind}", where=path,
+                         hint="choose another name")
 
 
 def _temporary_name(path: Path, mark: str) -> str:

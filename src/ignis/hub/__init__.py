@@ -56,11 +56,18 @@ def resolve(model: str | Path | None, settings: Settings, progress: Progress | N
         return pull(DEFAULT_MODEL, settings, progress)
     path, text = Path(model), str(model)
     is_name = text.lower() in CATALOGUE or HuggingFaceName.parse(text) is not None
-    if isinstance(model, Path) or (text and path.exists()) or text.endswith(".gguf"):
+    if isinstance(model, Path) or (text and _exists(path)) or text.endswith(".gguf"):
         return path
     if not is_name:
         raise UsageError("no such file, and not the name of a model", where=text, wanted=_wanted())
     return pull(text, settings, progress)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:     # no permission, too long a name: whoever opens it says so
+        return True
 
 
 def _wanted() -> str:

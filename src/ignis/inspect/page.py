@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ignis.errors import UsageError
+from ignis.gguf.atomic import check_replaceable, followed, written_whole
 from ignis.graph.ir import Value
 from ignis.graph.passes.memory_plan import Timing, lives_of, replaceable
 from ignis.inspect.code import kernel_code
@@ -34,13 +35,22 @@ _DATA_MARK = '"the data goes here"'
 def write_page(
     compilation: Compilation, path: Path, target: Target, profile: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the page. Raises UsageError where the file can't be written."""
+    """Write the page; it appears when it is complete.
+
+    Raises UsageError where the file can't be written, or is another one than a page.
+    """
     template = files("ignis.inspect").joinpath("page.html").read_text(encoding="utf-8")
     data = json.dumps(page_data(compilation, target, profile), separators=(",", ":"))
     # No "<" survives, so nothing in a model's names can end the script element.
     page = template.replace(_DATA_MARK, data.replace("<", "\\u003c"))
     try:
-        path.write_text(page, encoding="utf-8")
+        whole = followed(path)
+        check_replaceable(whole, page[:15].encode(), "a page")
+        if whole.exists() and not whole.is_file():      # a terminal or a pipe
+            whole.write_text(page, encoding="utf-8")
+            return
+        with written_whole(whole) as file:
+            file.write(page.encode())
     except OSError as error:
         raise UsageError(f"cannot write it: {error.strerror}", where=path) from None
 

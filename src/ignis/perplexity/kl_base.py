@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from ignis.errors import IgnisError, UsageError, WriteError
-from ignis.gguf.atomic import written_whole
+from ignis.gguf.atomic import check_replaceable, followed, written_whole
 from ignis.perplexity.rows import RowRecord
 from ignis.perplexity.windows import MIN_CTX, Windows
 from ignis.quantize.target import check_room
@@ -156,15 +156,17 @@ def writing_kl_base(
 ) -> Iterator[BinaryIO]:
     """A file for the records, header and tokens written; it appears under its name at the end.
 
-    Raises UsageError for a path that is no file's, WriteError where the disk refuses or is full.
+    Raises UsageError for a path that is no file's, or that of another kind of file; WriteError
+    where the disk refuses or is full.
     """
     with _told(WriteError, "write", path):
         # Links are followed: the file itself is replaced, not its name.
-        whole = path.resolve()
+        whole = followed(path)
         check_room(whole, base_nbytes(windows, n_vocab))
         if whole.exists() and not whole.is_file():
             raise UsageError("cannot write the base there", where=path, got="no plain file",
                              wanted="a file name")  # fmt: skip
+        check_replaceable(whole, _MAGIC, "a base")
         with written_whole(whole) as file:
             file.write(_header(windows, n_vocab, vocabulary))
             yield file

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ignis.errors import UsageError, WriteError
+from ignis.gguf.atomic import followed
 
 
 def check_path(path: Path, sources: Iterable[Path], force: bool) -> Path:
@@ -17,11 +18,11 @@ def check_path(path: Path, sources: Iterable[Path], force: bool) -> Path:
     Raises UsageError for one of the `sources`, by whatever name, for what is no plain file, and
     without `force` for any file that is there already.
     """
-    path = path.resolve()
-    if not path.parent.is_dir():
-        raise UsageError("the folder to write to is not there", where=path.parent,
-                         wanted="a folder")
     try:
+        path = followed(path)
+        if not path.parent.is_dir():
+            raise UsageError("the folder to write to is not there", where=path.parent,
+                             wanted="a folder")
         status = path.stat()
     except FileNotFoundError:
         return path

@@ -46,7 +46,11 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
+        try:
+            is_folder = folder.is_dir()
+        except OSError as error:
+            raise UsageError(f"cannot read it: {error.strerror}", where=folder) from None
+        if not is_folder:
             raise UsageError("not a checkpoint", where=folder, wanted="a folder with config.json")
         architecture, numbers = _read_config(folder)
         shards = shard_paths(folder)
