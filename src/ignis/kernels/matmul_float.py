@@ -14,7 +14,7 @@ ROWS = 4  # rows of a register tile
 UNIT_ROWS = 32  # rows of a unit of work: their weights stay in L2 while the tokens pass
 TILE_TOKENS = (6, 4, 2, 1)
 LANES = f32.x(16)
-_AHEAD_NBYTES = 2048  # past the next tile's start, whose first bytes are needed at once
+_AHEAD_NBYTES = 4096  # past the next tile's start, whose first bytes are needed at once
 
 STORAGE: dict[str, Type] = {"f32": f32, "f16": f16, "bf16": i16}
 
@@ -87,7 +87,7 @@ def _tile(
             # behind the other. The next tile lies in one piece: ask for as much of it.
             ahead = weight.at((row + ROWS) * n_values * item_nbytes + _AHEAD_NBYTES)
             for line in range(0, 16 * ROWS * item_nbytes, 64):
-                k.prefetch(ahead.at(i * (ROWS * item_nbytes) + line), level=1)
+                k.prefetch(ahead.at(i * (ROWS * item_nbytes) + line), level=2)
         w = [_widen(k, p.at(i * item_nbytes).load(storage.x(16)), format) for p in starts]
         for token, sums in zip(tokens, acc, strict=True):
             value = token.at(i * 4).load(LANES)
