@@ -65,6 +65,8 @@ def test_defaults_where_the_file_says_nothing() -> None:
         ("block_count", 0, "bad qwen2.block_count: got 0"),
         ("block_count", -3, "bad qwen2.block_count: got -3"),
         ("block_count", 2**40, "bad qwen2.block_count: got 1099511627776"),
+        ("block_count", 2**31 - 1, "bad qwen2.block_count: .* an integer from 1 to 65536"),
+        ("expert_count", np.array([], np.float32), "qwen2.expert_count: got a ndarray"),
         ("block_count", 1.0, "bad qwen2.block_count: got 1.0"),
         ("block_count", True, "bad qwen2.block_count: got True"),
         ("block_count", "x" * 999, "bad qwen2.block_count: got 'xxx"),

@@ -67,6 +67,10 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_fr
     ("llama", {"num_hidden_layers": 1}, "tensor blk.1.attn_k.weight has no place"),
     ("llama", {"intermediate_size": 95}, "tensor blk.0.ffn_gate.weight has the wrong shape"),
     ("llama", {"head_dim": 15}, "dimension_count"),
+    ("llama3", {"head_dim": 2**31 - 1}, "bad head_dim: got 2147483647, wanted .* 1 to 65536"),
+    ("gemma3", {"num_hidden_layers": 2**31 - 1}, "bad num_hidden_layers: .* 1 to 65536"),
+    ("mixtral", {"num_local_experts": 2**31 - 1}, "bad num_local_experts: .* 1 to 65536"),
+    ("llama", {"rope_theta": 10**400}, "bad rope_theta: .* a finite number above 0"),
 ])  # fmt: skip
 def test_a_config_that_cannot_be_followed_is_refused(kind, changes, complaint, tmp_path):
     """Never ignored: a model would be converted that computes something else."""

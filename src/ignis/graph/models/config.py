@@ -20,6 +20,8 @@ from ignis.graph.models.lowering import Tensor
 from ignis.graph.models.registry import find_architecture
 
 MAX_COUNT = 2**31 - 1
+MAX_PARTS = 2**16
+"""Layers, experts or elements of a head: beyond any model, and few enough to count through."""
 """No axis of a model is longer: sizes are checked before anything is computed from them."""
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
@@ -154,7 +156,7 @@ class ModelConfig:
         rope_dim = read.count("rope.dimension_count", head_dim)
         if rope_dim % 2 or rope_dim > head_dim:
             raise read.bad("rope.dimension_count", f"an even number up to {head_dim}")
-        n_layers = read.count("block_count")
+        n_layers = read.count("block_count", most=MAX_PARTS)
         rope_base = read.positive("rope.freq_base", 10000.0, least=1.0)
         scaling, long_rope_above = _rope_scaling(read, rope_base, rope_dim, n_ctx_train)
         window = read.optional_count("attention.sliding_window")
@@ -204,12 +206,12 @@ class _Reader:
     def __contains__(self, key: str) -> bool:
         return f"{self._prefix}.{key}" in self._metadata
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, most: int = MAX_COUNT) -> int:
         value = self._get(key, default)
-        wanted = f"an integer from 1 to {MAX_COUNT}"
+        wanted = f"an integer from 1 to {most}"
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.bad(key, wanted)
-        if not 1 <= value <= MAX_COUNT:
+        if not 1 <= value <= most:
             raise self.bad(key, wanted)
         return value
 
@@ -224,7 +226,8 @@ class _Reader:
 
     def optional_count(self, key: str) -> int | None:
         """A count; None where there is none, or 0."""
-        return None if self._get(key, 0) == 0 else self.count(key)
+        value = self._get(key, 0)
+        return None if isinstance(value, int | float) and value == 0 else self.count(key)
 
     def optional_positive(self, key: str) -> float | None:
         """A number above zero; None where there is none, or 0."""

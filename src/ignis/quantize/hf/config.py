@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ignis.errors import ModelFileError, UnsupportedModelError
+from ignis.graph.models.config import MAX_COUNT
 
 MAX_JSON_NBYTES = 1 << 28
-_MAX_COUNT = 2**31 - 1
 
 
 def read_json(path: Path) -> Any:
@@ -62,20 +63,20 @@ class Section:
         """A value of any type; None where there is none."""
         return self.values.get(key)
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, most: int = MAX_COUNT) -> int:
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_COUNT:
-            raise self.bad(key, f"an integer from 1 to {_MAX_COUNT}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.bad(key, f"an integer from 1 to {most}")
         return value
 
-    def optional_count(self, key: str) -> int | None:
+    def optional_count(self, key: str, most: int = MAX_COUNT) -> int | None:
         """A count; None where there is none, or 0."""
-        return None if self.get(key) in (None, 0) else self.count(key)
+        return None if self.get(key) in (None, 0) else self.count(key, most=most)
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) \
-                or not 0 < value < math.inf:
+                or not 0 < value <= sys.float_info.max:
             raise self.bad(key, "a finite number above 0")
         return float(value)
 

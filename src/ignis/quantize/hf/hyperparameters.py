@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ignis.errors import ModelFileError
+from ignis.graph.models.config import MAX_PARTS
 from ignis.quantize.hf.architectures import HFArchitecture
 from ignis.quantize.hf.config import Section
 from ignis.quantize.hf.rope import Factors, read_rope
@@ -41,14 +42,15 @@ def read_hyperparameters(config: Section, architecture: HFArchitecture) -> Hyper
     what Ignis does not compute.
     """
     _refuse_features(config, architecture)
-    n_embd, n_layers = config.count("hidden_size"), config.count("num_hidden_layers")
+    n_embd = config.count("hidden_size")
+    n_layers = config.count("num_hidden_layers", most=MAX_PARTS)
     n_heads = config.count("num_attention_heads")
     n_kv_heads = config.count("num_key_value_heads", n_heads)
     if n_heads % n_kv_heads:
         raise config.bad("num_key_value_heads", f"a divisor of num_attention_heads, {n_heads}")
     if "head_dim" not in config and n_embd % n_heads:
         raise config.bad("num_attention_heads", f"a divisor of hidden_size, {n_embd}")
-    head_dim = config.count("head_dim", n_embd // n_heads)
+    head_dim = config.count("head_dim", n_embd // n_heads, most=MAX_PARTS)
     n_ctx = config.count("max_position_embeddings")
     rope = read_rope(config, head_dim, n_ctx)
     if architecture.pairs_apart and rope.keys["rope.dimension_count"] != head_dim:
@@ -146,7 +148,8 @@ def _scales(config: Section, architecture: HFArchitecture, n_layers: int, head_d
 
 def _experts(config: Section) -> dict[str, Any]:
     """GGUF's keys for the experts of a model; none for a model without."""
-    n_experts = config.optional_count("num_experts") or config.optional_count("num_local_experts")
+    n_experts = config.optional_count("num_experts", MAX_PARTS) \
+        or config.optional_count("num_local_experts", MAX_PARTS)
     if n_experts is None:
         return {}
     config.refuse("decoder_sparse_step", 1)     # layers without experts
