@@ -70,6 +70,9 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_fr
     ("llama3", {"head_dim": 2**31 - 1}, "bad head_dim: got 2147483647, wanted .* 1 to 65536"),
     ("gemma3", {"num_hidden_layers": 2**31 - 1}, "bad num_hidden_layers: .* 1 to 65536"),
     ("mixtral", {"num_local_experts": 2**31 - 1}, "bad num_local_experts: .* 1 to 65536"),
+    ("phi3", {"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 1}},
+     "bad original_max_position_embeddings: got 1, wanted 2 or more"),
+    ("llama", {"rms_norm_eps": 1e300}, "bad rms_norm_eps: got 1e.300, wanted a finite number"),
     ("llama", {"rope_theta": 10**400}, "bad rope_theta: .* a finite number above 0"),
 ])  # fmt: skip
 def test_a_config_that_cannot_be_followed_is_refused(kind, changes, complaint, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from ignis.errors import ModelFileError, UnsupportedModelError
 from ignis.graph.models.config import MAX_COUNT
 
 MAX_JSON_NBYTES = 1 << 28
+_MAX_F32 = 3.4e38       # GGUF keeps these numbers in f32
 
 
 def read_json(path: Path) -> Any:
@@ -76,7 +76,7 @@ class Section:
     def positive(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) \
-                or not 0 < value <= sys.float_info.max:
+                or not 0 < value <= _MAX_F32:
             raise self.bad(key, "a finite number above 0")
         return float(value)
 

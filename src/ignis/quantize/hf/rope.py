@@ -108,6 +108,8 @@ def _yarn_keys(rope: Section, n_ctx: int) -> dict[str, int | float | str]:
 def _longrope(rope: Section, n_rot: int, n_ctx: int) -> Rope:
     """Two sets of factors, and the magnitude of the rotated values (arXiv 2402.13753)."""
     n_ctx_before = rope.count("original_max_position_embeddings", n_ctx)
+    if n_ctx_before == 1:       # its logarithm divides
+        raise rope.bad("original_max_position_embeddings", "2 or more")
     factor = rope.positive("factor", n_ctx / n_ctx_before)
     grown = math.sqrt(1 + math.log(factor) / math.log(n_ctx_before)) if factor > 1 else 1.0
     keys: dict[str, int | float | str] = {
