@@ -16,6 +16,7 @@ from ignis.gguf import GGUFFile, open_gguf
 from ignis.graph.ir import Operation, Value
 from ignis.graph.ir.a8 import dequantize_a8, quantize_a8
 from ignis.graph.ir.evaluation import Evaluation, ReferenceCache
+from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE
 from ignis.graph.ir.ops import Attend, Attention, Matmul, MatmulGroup, RopeStore
 from ignis.graph.models import build_graph
 from ignis.graph.passes import run_pipeline
@@ -170,7 +171,8 @@ def _check(op: Operation, values: _Values, weights: Any) -> None:
         assert np.array_equal(got_n, -128 * s)
         return
     if isinstance(op, Attend):
-        step.cache.store(op.layer, 0, step.positions, *values.stored[op.layer])
+        step.cache.store(op.layer, 0, step.positions, *values.stored[op.layer],
+                         op.kv_type or DEFAULT_KV_TYPE)  # fmt: skip
     found = op.evaluate(step)
     for result, wanted in zip(op.results, found if isinstance(found, tuple) else [found],
                               strict=True):  # fmt: skip
