@@ -24,7 +24,8 @@ def test_every_option_reaches_the_model(call, models):
     model, = models
     assert str(model.path) == "x.gguf"
     assert model.options == {"threads": 2, "n_ctx": 64, "engine": "imperative", "pre": "qwen2",
-                             "weights": "packed", "prepare_chat": True}
+                             "weights": "packed", "prepare_chat": True,
+                             "kv_type": "f16"}
     assert model.calls[0] == (
         "chat", [{"role": "system", "content": "be brief"}, {"role": "user", "content": "q"}],
         {"max_tokens": 7, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1,

@@ -32,8 +32,8 @@ def test_random_graphs(objects: Path, part: int, monkeypatch: pytest.MonkeyPatch
     if part >= 4:
         monkeypatch.setattr(fuzz_graphs, "levels", lambda: ["host"])
     for seed in range(25 * part, 25 * (part + 1)):
-        if failure_of(random_case(seed), objects, n_settings=2) is not None:
-            pytest.fail(report(random_case(seed), objects))
+        if (failure := failure_of(random_case(seed), objects, n_settings=2)) is not None:
+            pytest.fail(report(random_case(seed), objects, failure))
 
 
 def test_cases_are_the_same_everywhere() -> None:
@@ -69,7 +69,9 @@ def test_a_wrong_pass_is_found_and_its_graph_shrunk(
     assert len(small.graph.operations) <= 3
     assert any(op.name in ("swiglu", "mul") for op in small.graph.operations)
     assert len(small.tokens) == 1
-    text = report(small, objects)
+    failure = failure_of(small, objects)
+    assert failure is not None
+    text = report(small, objects, failure)
     assert f"python -m tests.fuzz_graphs --seed {seed}" in text
     parse_graph(text[text.index("graph(") : text.index("\n}") + 3])
 

@@ -89,25 +89,28 @@ def route(
 
     p = exp(logit - maximum); a gate is p / sum, then times `scale`. The sum is that of all experts
     (16 lanes by index, then the tree) or of the chosen ones (ascending).
+
+    Results are written once and not read: for one token every thread writes them, perhaps to one
+    place.
     """
     routing = Routing(k, experts, n_tokens, n_used)
     powers = scratch.at((n_experts + (LANES - 1)) // LANES * (LANES * f32.nbytes))
     for token in k.range(begin, end):
         total = _softmax(k, logits.at(token * n_experts * f32.nbytes), n_experts, scratch, powers)
         row = token * n_used * _WORD
-        chosen, gate = routing.chosen.at(row), gates.at(row)
+        chosen = routing.chosen.at(row)
         found, chosen_total = k.var(k.const(i64, 0)), k.var(k.const(f32, 0.0))
         for expert in k.range(n_experts):
             for _ in k.when(_rank(k, scratch, expert, n_experts) < n_used):
                 power = powers.at(expert * f32.nbytes).load(f32)
                 chosen.at(found.get() * _WORD).store(expert.to(i32))
-                gate.at(found.get() * f32.nbytes).store(power)
+                powers.at(found.get() * f32.nbytes).store(power)  # found <= expert
                 chosen_total.set(chosen_total.get() + power)
                 found.set(found.get() + 1)
         divisor = total if among == "all" else chosen_total.get()
         for slot in k.range(n_used):
-            place = gate.at(slot * f32.nbytes)
-            place.store(place.load(f32) / divisor * scale)
+            power = powers.at(slot * f32.nbytes).load(f32)
+            gates.at(row + slot * f32.nbytes).store(power / divisor * scale)
 
 
 @kernel(experts=ptr, n_experts=i64, n_used=i64, n_tokens=i64)
