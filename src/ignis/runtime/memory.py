@@ -20,7 +20,7 @@ from ignis.graph.ir.types import align
 _NORESERVE = 0x4000 if sys.platform.startswith("linux") else 0
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; its number, too, is not in `mmap`
-_COMMIT_NBYTES = 8 << 20  # at a time: meanwhile no other thread can map memory
+_COMMIT_NBYTES = 2 << 20  # at a time: meanwhile no other thread can map memory
 _COMMIT_AHEAD_NBYTES = 256 << 20  # more is faster on all threads, as the packing touches it
 
 
