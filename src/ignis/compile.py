@@ -129,8 +129,6 @@ def compile_model(
         # The imperative engine runs what the model says op by op.
         unwanted = set(TOGGLES) - {"layout"} if engine == "imperative" else set(disabled_passes)
         disabled = unwanted | without_layout(naive, weights)
-        # First of all, as the system then makes room for packed weights while the passes run.
-        store = WeightStore(file, naive if "layout" in disabled else layout(naive))
         graph, passes = run_pipeline(naive, disabled, on_pass)
         verify(graph, legalized=True)
         options = EngineOptions(
@@ -138,7 +136,7 @@ def compile_model(
             ObjectCache(settings.objects_dir), "plan_memory" not in disabled,
         )  # fmt: skip
         kind = NativeEngine if engine == "graph" else ImperativeEngine
-        runner = kind(file, config, graph, options, store)
+        runner = kind(file, config, graph, options, WeightStore(file, graph))
         plan, weights, built = runner.plan(1, 1), runner.weights.layout, runner.library.report
         n_values, n_buffers = plan.n_values, plan.n_buffers
         naive_nbytes, arena, output = plan.naive_nbytes, plan.nbytes, plan.output_nbytes

@@ -269,7 +269,6 @@ class NativeEngine:
 
     def _pack(self) -> None:
         """Fill the panels, some megabytes at a time, and let go of the file's pages behind."""
-        self.weights.wait_committed()
         group: list[PackingPiece] = []
         for tensor in self.weights.packed:
             for piece in packing_pieces(tensor, PACK_NBYTES):

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import mmap
 import sys
-import threading
 from functools import cache
 from typing import Any
 
@@ -19,9 +18,6 @@ from ignis.graph.ir.types import align
 # Python has no name for it before 3.13.
 _NORESERVE = 0x4000 if sys.platform.startswith("linux") else 0
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; its number, too, is not in `mmap`
-_COMMIT_NBYTES = 2 << 20  # at a time: meanwhile no other thread can map memory
-_COMMIT_AHEAD_NBYTES = 256 << 20  # more is faster on all threads, as the packing touches it
 
 
 class Memory:
@@ -40,26 +36,6 @@ class Memory:
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self.address = int(self.bytes.ctypes.data)
-        self._committing: threading.Thread | None = None
-
-    def commit_ahead(self) -> None:
-        """Let a thread of its own commit the first pages while this one does something else.
-
-        The system zeroes a page when it is first touched; `wait_committed` waits for the thread.
-        """
-        self._committing = threading.Thread(target=self._commit, name="ignis-commit", daemon=True)
-        self._committing.start()
-
-    def wait_committed(self) -> None:
-        """Wait for what `commit_ahead` began."""
-        if self._committing is not None:
-            self._committing.join()
-
-    def _commit(self) -> None:
-        for start in range(0, min(self.nbytes, _COMMIT_AHEAD_NBYTES), _COMMIT_NBYTES):
-            nbytes = min(_COMMIT_NBYTES, self.nbytes - start)
-            if not advise(self.address + start, nbytes, _MADV_POPULATE_WRITE):
-                return  # a system without it: pages are committed as they are touched
 
     def view(self, dtype: Any, count: int, offset_bytes: int = 0) -> NDArray[Any]:
         """`count` items of `dtype` at an offset, sharing the memory."""

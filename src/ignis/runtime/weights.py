@@ -130,17 +130,11 @@ class WeightStore:
         self.packed = packed_tensors(graph)
         # A cache line apart: no two tensors of one size start a power of two apart.
         self._packed = Memory(sum(align(t.nbytes) + ALIGNMENT for t in self.packed), huge=True)
-        if self.packed:
-            self._packed.commit_ahead()
         self.addresses = {name: file.address(name) for name in graph.weights}
         offset = 0
         for tensor in self.packed:
             self.addresses[tensor.name] = self._packed.address + offset
             offset = align(offset + tensor.nbytes) + ALIGNMENT
-
-    def wait_committed(self) -> None:
-        """Wait until memory for what is packed first is there."""
-        self._packed.wait_committed()
 
     @property
     def layout(self) -> str:
