@@ -36,7 +36,7 @@ from ignis.runtime.engine import (
     ReferenceEngine,
 )
 from ignis.runtime.threads import available_threads
-from ignis.runtime.weights import WeightStore, choose_layout, packed_tensors
+from ignis.runtime.weights import choose_layout, packed_tensors
 from ignis.settings import Settings
 from ignis.target import Target
 
@@ -136,7 +136,7 @@ def compile_model(
             ObjectCache(settings.objects_dir), "plan_memory" not in disabled,
         )  # fmt: skip
         kind = NativeEngine if engine == "graph" else ImperativeEngine
-        runner = kind(file, config, graph, options, WeightStore(file, graph))
+        runner = kind(file, config, graph, options)
         plan, weights, built = runner.plan(1, 1), runner.weights.layout, runner.library.report
         n_values, n_buffers = plan.n_values, plan.n_buffers
         naive_nbytes, arena, output = plan.naive_nbytes, plan.nbytes, plan.output_nbytes

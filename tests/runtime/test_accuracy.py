@@ -23,7 +23,6 @@ from ignis.graph.passes import run_pipeline
 from ignis.kernels import a8
 from ignis.runtime.engine import ImperativeEngine
 from ignis.runtime.step import StepBatch
-from ignis.runtime.weights import WeightStore
 from ignis.settings import Settings
 from tests.compiler.bounds import bound, rope_of
 from tests.converters import llama_to_qwen2
@@ -86,7 +85,7 @@ def test_every_fused_op_on_the_engines_own_inputs(
         plain, config, _ = compile_model(file, Settings(cache_dir=tmp_path), engine="imperative")
         assert isinstance(plain, ImperativeEngine)
         graph, _ = run_pipeline(build_graph(config, file.tensors), {"schedule_steps"})
-        fused = ImperativeEngine(file, config, graph, plain.options, WeightStore(file, graph))
+        fused = ImperativeEngine(file, config, graph, plain.options)
         logits = [runner.forward(batch) for runner in (plain, fused)]
         assert np.array_equal(*logits)
         values, unfused = _Values(fused, batch), _Values(plain, batch)

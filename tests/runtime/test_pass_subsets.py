@@ -19,7 +19,6 @@ from ignis.graph.passes import TOGGLES, run_pipeline
 from ignis.native.cache import ObjectCache
 from ignis.native.host import host_target
 from ignis.runtime.engine import EngineOptions, NativeEngine
-from ignis.runtime.weights import WeightStore
 from tests.random_models import BLOCK_FORMATS, FLOAT_FORMATS, random_models, write_random_model
 from tests.runtime.engines import Logits, feed
 
@@ -57,7 +56,7 @@ def _logits(file: GGUFFile, objects: Path, disabled: list[str], n_threads: int =
     options = EngineOptions(
         n_threads, 64, 1, host_target(), ObjectCache(objects), "plan_memory" not in disabled
     )  # fmt: skip
-    engine = NativeEngine(file, config, graph, options, WeightStore(file, graph))
+    engine = NativeEngine(file, config, graph, options)
     try:
         ids = np.random.default_rng(0).integers(0, 297, N_TOKENS).tolist()
         return feed(engine, ids, [17, 1, 1, 1])

@@ -92,9 +92,8 @@ class NativeEngine:
     fused = True  # one call a step, planned memory
 
     def __init__(
-        self, file: GGUFFile, config: ModelConfig, graph: Graph, options: EngineOptions,
-        weights: WeightStore,
-    ) -> None:  # fmt: skip
+        self, file: GGUFFile, config: ModelConfig, graph: Graph, options: EngineOptions
+    ) -> None:
         self.graph, self.config, self.options = graph, config, options
         self.n_ctx, self.n_slots = options.n_ctx, options.n_slots
         self._file = file
@@ -104,7 +103,7 @@ class NativeEngine:
             self.n_slots, config.kv_type,
         )
         self.tables = StepTables(MAX_TOKENS, MAX_LOGITS)
-        self.weights = weights
+        self.weights = WeightStore(file, graph)
         self._rope_tables: dict[tuple[Any, ...], RopeTable] = {}
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._plans: dict[tuple[int, int], MemoryPlan] = {}

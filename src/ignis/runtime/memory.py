@@ -48,13 +48,9 @@ def drop_pages(address: int, nbytes: int) -> None:
     first = align(address, mmap.PAGESIZE)
     last = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first:
-        advise(first, last - first, mmap.MADV_DONTNEED)
-
-
-def advise(address: int, nbytes: int, advice: int) -> bool:
-    """madvise(2) on memory that Python's `mmap` does not hold, or without the GIL."""
-    madvise = _libc().madvise
-    return bool(madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), advice) == 0)
+        # By libc: the mapping is held by NumPy, which has no such call.
+        start, length = ctypes.c_void_p(first), ctypes.c_size_t(last - first)
+        _libc().madvise(start, length, mmap.MADV_DONTNEED)
 
 
 @cache
