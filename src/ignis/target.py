@@ -29,11 +29,16 @@ _LEVEL_FEATURES: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One processor: LLVM triple and CPU name, and the set of features it is known to have."""
+    """One processor: LLVM triple and CPU name, the features it is known to have and to lack.
+
+    A CPU name brings all features of its model, and a hypervisor may hide some of them (a Zen 4
+    without AVX-512): what is known to be `absent` is therefore said too.
+    """
 
     triple: str
     cpu: str
     features: frozenset[str]
+    absent: frozenset[str] = frozenset()
 
     @classmethod
     def level(cls, name: str, operating_system: str = "unknown-linux-gnu") -> Target:
@@ -79,4 +84,5 @@ class Target:
     @property
     def feature_string(self) -> str:
         """The features in the spelling that LLVM wants, in a stable order."""
-        return ",".join(f"+{name}" for name in sorted(self.features))
+        present = [f"+{name}" for name in sorted(self.features)]
+        return ",".join(present + [f"-{name}" for name in sorted(self.absent)])

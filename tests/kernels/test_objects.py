@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ import pytest
 import ignis.kernels
 from ignis.kernels.embed import embed
 from ignis.kernels.lang import Kernel, KernelFamily
+from ignis.kernels.matmul import matmul_rows, pack_panels
 from ignis.native.codegen import emit_assembly, emit_object
 from ignis.native.emit import emit_kernel, new_module
+from ignis.native.host import host_target
 from ignis.target import Target
 
 _WEIGHTS: list[dict[str, Any]] = [{"format": name} for name in ("q8_0", "q4_0", "q4_1")]
@@ -109,6 +113,24 @@ def test_nothing_is_fused_that_is_not_spelled_out(level: str) -> None:
     text = emit_assembly(module, target)
     assert "fmul" in text or "vmulps" in text
     assert "fmla" not in text and "fmadd" not in text
+
+
+def test_what_a_hypervisor_hides_is_not_used() -> None:
+    """A CPU name brings its model's features: a Zen 4 whose AVX-512 is hidden met `zmm` and %k."""
+    shown = Target.level("x86-64-v3")
+    hidden = replace(shown, cpu="znver4", absent=frozenset({"avx512f", "avx512vl", "avx512vnni"}))
+    for kernel in (embed(format="q4_1"), pack_panels(format="q8_0"), matmul_rows(format="q4_0")):
+        module = new_module(hidden, kernel.symbol)
+        emit_kernel(module, hidden, kernel)
+        text = emit_assembly(module, hidden)
+        assert "%ymm" in text
+        assert not re.search(r"%zmm|%k[0-7]|%[xy]mm(1[6-9]|2\d|3[01])|vpdpbusd", text)
+
+
+def test_the_host_says_what_it_lacks() -> None:
+    host = host_target()
+    assert host.features and host.absent and not host.features & host.absent
+    assert all(f"-{name}" in host.feature_string.split(",") for name in host.absent)
 
 
 def test_the_parser_sees_undefined_symbols() -> None:
