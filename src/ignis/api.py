@@ -294,11 +294,13 @@ class Generation(Iterator[str]):
                 stats.finish_reason = "stop"
             elif sequence.n_tokens >= model.n_ctx:
                 stats.finish_reason = "context"
-            elif max_tokens is None or stats.n_generated < max_tokens:
-                logits = sequence.feed([token])
             stats.decode_seconds += time.perf_counter() - started
             if text:
-                yield text
+                yield text      # before the next step: the first one has a plan to make
+            if not stats.finish_reason and (max_tokens is None or stats.n_generated < max_tokens):
+                started = time.perf_counter()
+                logits = sequence.feed([token])
+                stats.decode_seconds += time.perf_counter() - started
         if not stop.found:
             rest = stop.push(decoder.flush()) + stop.flush()
             if rest:
