@@ -82,6 +82,11 @@ class Target:
         return 512 if self.has("avx512bw") and self.has("avx512vl") else 256
 
     @property
+    def vector_registers(self) -> int:
+        """How many vectors fit the registers: AVX-512 and NEON have 32."""
+        return 32 if self.is_arm or self.vector_bits == 512 else 16
+
+    @property
     def feature_string(self) -> str:
         """The features in the spelling that LLVM wants, in a stable order."""
         present = [f"+{name}" for name in sorted(self.features)]

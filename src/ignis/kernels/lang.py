@@ -315,6 +315,18 @@ class Builder(ABC):
     def data(self, content: bytes) -> Value:
         """A pointer to constant bytes that are part of the kernel."""
 
+    # What a kernel may ask about the processor, to cut its work into pieces that fit it. No bit of
+    # a result may depend on the answers.
+    @property
+    def vector_lanes(self) -> int:
+        """The f32 lanes of a vector register."""
+        return 16
+
+    @property
+    def vector_registers(self) -> int:
+        """How many there are: what a tile of accumulators and its operands must fit."""
+        return 32
+
     @property
     def wide_dot4(self) -> bool:
         """Whether `dot4` is as fast for all bytes `u` as for those up to 129."""

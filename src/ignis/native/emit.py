@@ -241,6 +241,14 @@ class LlvmBuilder(Builder):
         return self._new(ptr, self.b.bitcast(constant, ir.PointerType()))
 
     @property
+    def vector_lanes(self) -> int:
+        return self.target.vector_bits // 32
+
+    @property
+    def vector_registers(self) -> int:
+        return self.target.vector_registers
+
+    @property
     def wide_dot4(self) -> bool:
         return dot4.is_wide(self.target)
 
