@@ -107,7 +107,9 @@ def _fill(symbols: I32) -> tuple[NDArray[Any], int]:
 def _distinct(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The different ones in ascending order: `np.unique` would import `numpy.ma`, 8 ms of it."""
     ordered = np.sort(hashes)
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    is_new = np.ones(ordered.size, np.bool_)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_new]
 
 
 def _spell(merges: StringArray, symbols: I32, n_tokens: int) -> dict[int, bytes]:
