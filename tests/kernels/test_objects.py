@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import ignis.kernels
+from ignis.kernels import ceilings
 from ignis.kernels.embed import embed
 from ignis.kernels.lang import Kernel, KernelFamily
 from ignis.kernels.matmul import matmul_rows, pack_panels
@@ -125,6 +126,18 @@ def test_what_a_hypervisor_hides_is_not_used() -> None:
         text = emit_assembly(module, hidden)
         assert "%ymm" in text
         assert not re.search(r"%zmm|%k[0-7]|%[xy]mm(1[6-9]|2\d|3[01])|vpdpbusd", text)
+
+
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("name", ["read_stream", "chain_dot4", "chain_fma"])
+def test_ceilings_stay_in_registers(level: str, name: str) -> None:
+    """A ceiling that spills is too low, and every share of it too high."""
+    target, kernel = Target.level(level), getattr(ceilings, name)()
+    module = new_module(target, kernel.symbol)
+    emit_kernel(module, target, kernel)
+    text = emit_assembly(module, target)
+    assert ("%zmm" in text) == (level == "x86-64-v4")
+    assert not re.search(r"%[xyz]mm.*\(%rsp\)|\(%rsp\).*%[xyz]mm", text)
 
 
 def test_the_host_says_what_it_lacks() -> None:

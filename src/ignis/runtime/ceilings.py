@@ -49,7 +49,7 @@ def measure(n_threads: int | None = None) -> Ceilings:
     parts = [family() for family in families]
     cache = ObjectCache(Settings.from_env().objects_dir)
     library = Library([WALKER, *parts], host_target(), cache)
-    team = ThreadTeam(library, n_threads, 64)
+    team = ThreadTeam(library, n_threads, kernels.SCRATCH_NBYTES)
     memory = Memory(_STREAM_UNITS * kernels.STREAM_UNIT_NBYTES, huge=True)
     memory.bytes[:] = 1  # or every page is the system's one page of zeros
     memory.view(np.float32, 32)[:] = 0.5
