@@ -5,6 +5,7 @@ Axes: T tokens, D width; H query heads, K key heads, C head width.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ class Attention(Operation):
     def effect(self) -> str:
         return _kv_cache(self.layer)
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Keys and values are stored row by row, and then attended to."""
         cache = self.effect
@@ -172,7 +173,7 @@ class Attend(Operation):
     softcap = optional(positive())
     kv_type = optional(choice(*KV_TYPES))
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Stage, ...]:
         return (self.stage(CHUNKS, [self.q, _kv_cache(self.layer)], [self.result]),)
 

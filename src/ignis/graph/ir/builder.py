@@ -58,9 +58,10 @@ class Builder:
                 attributes[name] = value
             else:
                 raise GraphError("not an operand or attribute", where=op.name, got=repr(value))
-        types = op.unnamed(given, attributes).result_types()
+        unnamed = op.unnamed(given, attributes)
+        types = unnamed.result_types()
         names = [str(self._n_results + i) for i in range(len(types))]
-        created = op.create(given, attributes, names)
+        created = unnamed.with_results(names, types)
         self._n_results += len(types)
         self._operations.append(created)
         return created

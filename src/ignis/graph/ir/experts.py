@@ -10,6 +10,7 @@ Axes: T tokens, D width, E experts, J slots (experts that a token uses), F hidde
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class Route(Operation):
     among = choice("all", "chosen")
     scale = optional(positive())
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Tokens choose row by row; then it is written down who has which token."""
         experts = self.results[0]

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, overload
 
@@ -43,9 +44,12 @@ class Value:
     """
 
     name: str
-    type: TensorType = field(hash=False)  # names tell values apart, and passes look many up
+    type: TensorType
     is_weight: bool = False
-    splat: float | None = field(default=None, hash=False)
+    splat: float | None = None
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # names tell values apart, and passes look many up
 
     def __str__(self) -> str:
         return f"{'@' if self.is_weight else '%'}{self.name}"
@@ -196,7 +200,7 @@ def choice(*names: str, default: str | None = None) -> Attribute[str]:
     return Attribute(str, valid=lambda name: name in names, wanted=wanted, default=default)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # not slotted: what passes ask for often is cached on the instance
 class Operation:
     """One node of a graph. `arguments` are in the declared order, None where left out."""
 
@@ -232,7 +236,7 @@ class Operation:
         """The state that the op writes, if it does: such ops are never removed or reordered."""
         return None
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The parts of the op that run one after the other; most ops have one."""
         reads = [value for value in self.operands if not value.is_weight]
@@ -244,7 +248,7 @@ class Operation:
         axis = str(self.results[0].type.shape[0])
         return Stage(share, frozenset(reads), frozenset(writes), axis)
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Value, ...]:
         """The operands that are there, in declared order."""
         return tuple(value for value in self.arguments if value is not None)
@@ -267,7 +271,7 @@ class Operation:
         (result,) = self.results
         return result
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """The op's name and the activations fused into it: `matmul+residual`."""
         extra = (s.name for s in self.operand_specs if s.optional and not s.weight)
@@ -287,7 +291,7 @@ class Operation:
             raise GraphError(
                 "wrong number of results", where=cls.name, got=len(result_names), wanted=len(types)
             )
-        return replace(op, results=tuple(map(Value, result_names, types)))
+        return op.with_results(result_names, types)
 
     @classmethod
     def unnamed(
@@ -306,6 +310,10 @@ class Operation:
         op = cls(arguments, MappingProxyType(cls._complete(attributes)), ())
         op.check()
         return op
+
+    def with_results(self, names: Iterable[str], types: Iterable[TensorType]) -> Self:
+        """The same op with results of these names and types, which `result_types` has inferred."""
+        return type(self)(self.arguments, self.attributes, tuple(map(Value, names, types)))
 
     def with_operands(self, **operands: Value | None) -> Self:
         """The same op reading other values: checked again, results of the same names."""

@@ -136,15 +136,29 @@ def places_are_valid(plan: MemoryPlan) -> None:
 def live_values_lie_apart(plan: MemoryPlan) -> None:
     """P3."""
     sequential = Timing.sequential(plan.graph).steps
+    takeovers = _Takeovers(plan)
+    spans = {
+        value: (start, start + value.type.nbytes(plan.n_tokens, plan.n_logits))
+        for value, start in plan.offsets.items()
+    }
     for is_private, steps in ((False, plan.timing.steps), (True, sequential)):
         values = [v for v in plan.offsets if (v in plan.timing.private) == is_private]
-        lives, takeovers = lives_of(plan.graph, steps), _Takeovers(plan, steps)
-        live: list[Value] = []
-        for value in sorted(values, key=lambda v: lives[v]):
-            live = [v for v in live if lives[v][1] >= lives[value][0]]
-            for other in live:
-                _check_apart(plan, value, other, takeovers)
-            live.append(value)
+        lives = lives_of(plan.graph, steps) if values else {}
+        live: list[tuple[int, Value]] = []  # until when, and what
+        for value in sorted(values, key=lives.__getitem__):
+            begin, end = lives[value]
+            start, stop = spans[value]
+            live = [other for other in live if other[0] >= begin]
+            for _, other in live:
+                other_start, other_stop = spans[other]
+                overlaps = start < other_stop and other_start < stop
+                if overlaps and not takeovers.allow(other, value, steps):
+                    raise GraphError(
+                        f"{value} overlaps {other} while both live",
+                        where="memory plan",
+                        got=f"bytes {start} to {stop} and {other_start} to {other_stop}",
+                    )
+            live.append((end, value))
 
 
 def sizes_are_true(plan: MemoryPlan) -> None:
@@ -207,39 +221,23 @@ RULES: Mapping[str, Callable[[MemoryPlan], None]] = MappingProxyType(
 
 def lives_of(graph: Graph, steps: Sequence[tuple[int, int]]) -> dict[Value, tuple[int, int]]:
     """First and last step of every activation; inputs exist before the first step."""
-    lives = dict.fromkeys(graph.inputs, (-1, -1))
+    begin = dict.fromkeys(graph.inputs, -1)
+    end = begin.copy()
     for op, (first, last) in zip(graph.operations, steps, strict=True):
         for value in op.operands:
-            if not value.is_weight:
-                lives[value] = (lives[value][0], max(lives[value][1], last))
-        lives |= dict.fromkeys(op.results, (first, last))
-    end = steps[-1][1] + 1 if steps else 0
-    for value in graph.outputs:
-        lives[value] = (lives[value][0], end)
-    return lives
-
-
-def _check_apart(
-    plan: MemoryPlan, value: Value, other: Value, takeovers: _Takeovers
-) -> None:
-    """Check a value as it comes to life beside a live one."""
-    start, other_start = plan.offsets[value], plan.offsets[other]
-    end = start + value.type.nbytes(plan.n_tokens, plan.n_logits)
-    other_end = other_start + other.type.nbytes(plan.n_tokens, plan.n_logits)
-    overlaps = start < other_end and other_start < end
-    if overlaps and not takeovers.allow(other, value):
-        raise GraphError(
-            f"{value} overlaps {other} while both live",
-            where="memory plan",
-            got=f"bytes {start} to {end} and {other_start} to {other_end}",
-        )
+            if not value.is_weight and end[value] < last:
+                end[value] = last
+        for value in op.results:
+            begin[value], end[value] = first, last
+    end |= dict.fromkeys(graph.outputs, steps[-1][1] + 1 if steps else 0)
+    return {value: (first, end[value]) for value, first in begin.items()}
 
 
 class _Takeovers:
     """Which values may have been computed in place of which; tables over one graph."""
 
-    def __init__(self, plan: MemoryPlan, steps: Sequence[tuple[int, int]]) -> None:
-        self._plan, self._steps = plan, steps
+    def __init__(self, plan: MemoryPlan) -> None:
+        self._plan = plan
         self._producer: dict[Value, int] = {}
         self._readers: dict[Value, list[int]] = {}
         for i, op in enumerate(plan.graph.operations):
@@ -247,23 +245,23 @@ class _Takeovers:
                 self._readers.setdefault(value, []).append(i)
             self._producer |= dict.fromkeys(op.results, i)
 
-    def allow(self, old: Value, new: Value) -> bool:
+    def allow(self, old: Value, new: Value, steps: Sequence[tuple[int, int]]) -> bool:
         """Whether `new` is computed in place of `old`, perhaps by way of others in between."""
         producer = self._producer.get(new)
         if producer is None:
             return False
         return any(
             self._plan.offsets.get(value) == self._plan.offsets[new]
-            and self._dies_in(value, producer)
-            and (value == old or self.allow(old, value))
+            and self._dies_in(value, producer, steps)
+            and (value == old or self.allow(old, value, steps))
             for value in replaceable(self._plan.graph.operations[producer])
             if value.type == new.type
         )
 
-    def _dies_in(self, value: Value, reader: int) -> bool:
+    def _dies_in(self, value: Value, reader: int, steps: Sequence[tuple[int, int]]) -> bool:
         """Whether nothing else reads the value in the step that the reader begins, or later."""
-        begin = self._steps[reader][0]
-        others = (self._steps[i][1] for i in self._readers[value] if i != reader)
+        begin = steps[reader][0]
+        others = (steps[i][1] for i in self._readers[value] if i != reader)
         return value not in self._plan.graph.outputs and all(last < begin for last in others)
 
 

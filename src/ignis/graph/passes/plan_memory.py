@@ -120,6 +120,8 @@ def _buffers(
     in_place: bool,
 ) -> list[_Buffer]:
     """Lives of the given values; those computed in place of others share a buffer."""
+    if not values:
+        return []
     lives = lives_of(graph, steps)
     readers: dict[Value, list[int]] = {}
     for i, op in enumerate(graph.operations):
