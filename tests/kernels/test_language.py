@@ -195,6 +195,41 @@ def test_dot4_is_exact(u_max: int, s_min: int, lanes: int) -> None:
     assert np.array_equal(got, (acc + products).astype(np.int32))
 
 
+def _dot4_sum(n: int, u_max: int | None, lanes: int) -> Kernel:
+    """acc + n dot products of s with the bytes of a, turned by one from each to the next."""
+
+    def op(k: Builder, acc: Value, a: Value, s: Value) -> Value:
+        a, s = a.bits(i8.x(4 * lanes)), s.bits(i8.x(4 * lanes))
+        turned = [k.shuffle(a, a, [(i + j) % (4 * lanes) for i in range(4 * lanes)])
+                  for j in range(n)]  # fmt: skip
+        return k.dot4_sum(acc, turned, [s] * n, u_max)
+
+    return _probe(f"dot4_sum_{n}_{u_max}_{lanes}", i32, op, lanes)
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("n", [1, 4, 8])
+@pytest.mark.parametrize(
+    ("u_max", "s_min"),
+    [(None, -127), (255, -128), (129, -127), (63, -128), (31, -128), (15, -128), (3, -128)],
+)
+def test_dot4_sum_is_exact(u_max: int | None, s_min: int, n: int, lanes: int) -> None:
+    """The words that are summed before they are widened hold the largest products there are."""
+    rng = np.random.default_rng(n)
+    first, last = (-128, 127) if u_max is None else (0, u_max)
+    a = rng.integers(first, last + 1, 64 * LANES).astype(np.int8 if u_max is None else np.uint8)
+    s = rng.integers(s_min, 128, 64 * LANES, dtype=np.int8)
+    a[:128], a[128:256], s[:64], s[64:128], s[128:256] = last, first, s_min, 127, s_min
+    acc = rng.integers(-(2**31), 2**31, 16 * LANES).astype(np.int32)
+    args = {"a": acc, "b": a, "c": s, "y": np.zeros_like(acc)}
+    got = run_everywhere(_dot4_sum(n, u_max, lanes), args, len(acc) // lanes)
+    wide, bytes_ = s.astype(np.int64), a.reshape(-1, 4 * lanes).astype(np.int64)
+    wanted = acc.astype(np.int64)
+    for j in range(n):
+        wanted += (np.roll(bytes_, -j, axis=1).reshape(-1) * wide).reshape(-1, 4).sum(axis=1)
+    assert np.array_equal(got, wanted.astype(np.int32))
+
+
 def test_dot4_without_any_instruction() -> None:
     """The plain form, which Arm gets, computed here."""
 

@@ -201,6 +201,21 @@ class EagerBuilder(Builder):
         products = (unsigned * s.raw.astype(np.int64)).reshape(-1, 4).sum(axis=1)
         return self._new(i32.x(acc.type.lanes), (acc.raw + products).astype(np.int32))
 
+    def dot4_sum(
+        self, acc: Value, a: Sequence[Value], s: Sequence[Value], u_max: int | None = 255
+    ) -> Value:
+        for x, y in zip(a, s, strict=True):
+            if u_max is not None:
+                acc = self.dot4(acc, x, y, u_max)
+                continue
+            if y.raw.size and int(y.raw.min()) < -127:
+                raise KernelError("dot4_sum was promised larger bytes", got=-128,
+                                  wanted="at least -127")  # fmt: skip
+            products = x.raw.astype(np.int64) * y.raw.astype(np.int64)
+            total = acc.raw + products.reshape(-1, 4).sum(axis=1)
+            acc = self._new(acc.type, total.astype(np.int32))
+        return acc
+
     def dot2(self, acc: Value, a: Value, b: Value) -> Value:
         products = (a.raw.astype(np.int64) * b.raw.astype(np.int64)).reshape(-1, 2).sum(axis=1)
         return self._new(acc.type, (acc.raw + products).astype(np.int32))

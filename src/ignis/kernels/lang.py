@@ -64,6 +64,9 @@ i1, i8, i16, i32, i64 = (Type("i", bits) for bits in (1, 8, 16, 32, 64))
 f16, f32, f64 = (Type("f", bits) for bits in (16, 32, 64))
 ptr = Type("p", 64)
 
+# Two products of an unsigned byte of at most this and a signed one above -128 fit 16 bits.
+SMALL_BYTE = 129
+
 Operand = Any  # a Value, or a Python number that takes the type of the value beside it
 
 
@@ -299,8 +302,19 @@ class Builder(ABC):
         """acc[i] + sum of u[4i+j] * s[4i+j] for j in 0..3, exact modulo 2^32.
 
         `u` holds unsigned, `s` signed bytes; `u_max` bounds `u`, which lets targets without a
-        dot instruction take a shorter way: two products of at most 129 * 127 fit 16 bits. With
-        `u_max` = 129 no byte of `s` may be -128; with less it may.
+        dot instruction take a shorter way: two products of at most `SMALL_BYTE` * 127 fit 16
+        bits. With `u_max` = 129 no byte of `s` may be -128; with less it may.
+        """
+
+    @abstractmethod
+    def dot4_sum(
+        self, acc: Value, a: Sequence[Value], s: Sequence[Value], u_max: int | None = 255
+    ) -> Value:
+        """acc and the `dot4` of each a with its s; with `u_max` None the bytes of `a` are signed.
+
+        Targets without a dot instruction add the products of small bytes while they are 16 bits
+        wide. Signed bytes cost them less than unsigned ones above 129; no byte of `s` may then be
+        -128.
         """
 
     @abstractmethod
@@ -329,7 +343,7 @@ class Builder(ABC):
 
     @property
     def wide_dot4(self) -> bool:
-        """Whether `dot4` is as fast for all bytes `u` as for those up to 129."""
+        """Whether `dot4` is as fast for all bytes `u` as for those up to `SMALL_BYTE`."""
         return True
 
     # -- helpers ------------------------------------------------------------------------------

@@ -16,14 +16,14 @@ finished sum in that order. `residual` may be `y` itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from ignis.kernels import a8, panels
-from ignis.kernels.lang import Builder, Value, f32, i64, kernel, ptr
+from ignis.kernels.lang import SMALL_BYTE, Builder, Value, f32, i64, kernel, ptr
 from ignis.kernels.panels import FORMATS, PanelFormat, PanelProducts, RowProducts
 from ignis.kernels.rows import ROWS, Index, PanelRows
-from ignis.kernels.scales import FileHeader, Halves, Header, PanelHeader, Terms
+from ignis.kernels.scales import FileHeader, Halves, Header, PanelHeader, Terms, Whole
 
 LANES = f32.x(ROWS)
 SUMS_NBYTES = a8.MAX_ROWS * LANES.nbytes  # scratch for the sums of a panel
@@ -204,48 +204,84 @@ def _sums(
 ) -> None:  # fmt: skip
     """`panel_sums` of several tokens.
 
-    A block of weights is unpacked into registers once and meets every token, whose sums wait in
-    the cache: loads and stores have ports of their own, so they cost nothing beside the products,
-    and any number of tokens runs at the same speed.
+    A block of weights is unpacked into registers once, as many rows as a vector has lanes, and
+    meets every token, whose sums wait in the cache: loads and stores have ports of their own, so
+    they cost nothing beside the products, and any number of tokens runs at the same speed.
     """
     for t in k.range(count):
         sums.at(t * LANES.nbytes).store(k.const(LANES, 0.0))
     for block_weights, blocks in _blocks(k, fmt, packed, x, n_groups, n_tokens):
-        weights = block_weights.for_many(k)
+        for first, weights in block_weights.for_many(k).parts(k):
 
-        def add(t: Value, weights: _BlockWeights = weights, blocks: Value = blocks) -> None:
-            total = sums.at(t * LANES.nbytes)
-            total.store(weights.add(k, total.load(LANES), blocks.at(place(t))))
+            def add(
+                t: Value, first: int = first, weights: _BlockWeights = weights,
+                blocks: Value = blocks,
+            ) -> None:  # fmt: skip
+                total = sums.at(t * LANES.nbytes + first * f32.nbytes)
+                acc = total.load(f32.x(weights.n_rows))
+                total.store(weights.add(k, acc, blocks.at(place(t))))
 
-        whole = count // _UNROLL * _UNROLL
-        for t in k.range(0, whole, _UNROLL):
-            for i in range(_UNROLL):
-                add(t + i)
-        for t in k.range(whole, count):
-            add(t)
+            whole = count // _UNROLL * _UNROLL
+            for t in k.range(0, whole, _UNROLL):
+                for i in range(_UNROLL):
+                    add(t + i)
+            for t in k.range(whole, count):
+                add(t)
 
 
 @dataclass(frozen=True, slots=True)
 class _BlockWeights:
-    """One block of a panel in registers."""
+    """One block of a panel, or of some of its rows, in registers."""
 
     fmt: PanelFormat
     vectors: Sequence[Value]
     terms: Terms
-    u_max: int
+    u_max: int | None  # of the bytes in `vectors`; None: they are signed
+
+    @property
+    def n_rows(self) -> int:
+        return self.vectors[0].type.lanes // 4
 
     def add(self, k: Builder, acc: Value, block: Value) -> Value:
         """`acc` and the block's products with one token's block of A8."""
         return self.terms.add(k, acc, PanelProducts(k, self.u_max, self.vectors, block), block)
 
+    def signed(self, k: Builder) -> _BlockWeights:
+        """The same sums from signed bytes, where large unsigned ones cost more."""
+        if k.wide_dot4 or self.u_max is None or self.u_max <= SMALL_BYTE:
+            return self
+        assert isinstance(self.terms, Whole) and self.terms.offset == 128
+        vectors = [v ^ -128 for v in self.vectors]  # subtracts 128
+        return _BlockWeights(self.fmt, vectors, replace(self.terms, offset=0), None)
+
     def for_many(self, k: Builder) -> _BlockWeights:
         """The same sums from weights that take longer to unpack, where that saves products."""
         to = self.fmt.scaled
-        if to is None or not (to.u_max <= 129 or k.wide_dot4):
+        if to is None or not (to.u_max <= SMALL_BYTE or k.wide_dot4):
             return self
         assert isinstance(self.terms, Halves)
         vectors, terms = self.terms.scale_codes(k, self.vectors, to)
         return _BlockWeights(self.fmt, vectors, terms, to.u_max)
+
+    def parts(self, k: Builder) -> Iterator[tuple[int, _BlockWeights]]:
+        """As many rows at a time as a vector has lanes, and the number of the first."""
+        n_rows = min(k.vector_lanes, self.n_rows)
+        for first in range(0, self.n_rows, n_rows):
+            yield first, _of_rows(self, first, n_rows)
+
+
+def _of_rows(whole: Any, first: int, n_rows: int) -> Any:
+    """`whole` with rows `first` and behind alone, in every vector that it holds."""
+    if isinstance(whole, Value):
+        per_row = whole.type.lanes // ROWS
+        indices = range(first * per_row, (first + n_rows) * per_row)
+        return whole if n_rows == ROWS else whole.k.shuffle(whole, whole, indices)
+    if isinstance(whole, (list, tuple)):
+        return type(whole)(_of_rows(item, first, n_rows) for item in whole)
+    if is_dataclass(whole) and not isinstance(whole, (type, PanelFormat)):
+        names = [field.name for field in fields(whole)]
+        return replace(whole, **{n: _of_rows(getattr(whole, n), first, n_rows) for n in names})
+    return whole
 
 
 def _blocks(
@@ -260,7 +296,7 @@ def _blocks(
             vectors = panels.unpack_block(k, fmt, quants)
             terms = fmt.scheme.terms(k, header, b, fmt.offset)
             index = g * fmt.group_blocks + b
-            weights = _BlockWeights(fmt, vectors, terms, fmt.u_max)
+            weights = _BlockWeights(fmt, vectors, terms, fmt.u_max).signed(k)
             yield weights, x.at(index * (n_tokens * a8.BLOCK_NBYTES))
 
 

@@ -200,24 +200,22 @@ class PanelProducts:
     """Dot products of a panel's block, unpacked, with the 32 bytes at `x`."""
 
     k: Builder
-    u_max: int  # of the bytes in `vectors`
+    u_max: int | None  # of the bytes in `vectors`; None: they are signed
     vectors: Sequence[Value]
     x: Value
 
     def whole(self, start: Value) -> Value:
-        first, last = self.halves(start)  # two short chains: an instruction waits for fewer
-        return first + last
+        return self._sum(start, 0, VECTORS)
 
-    def halves(self, start: Value | None = None) -> tuple[Value, Value]:
-        zero = self.k.const(i32.x(ROWS), 0)
-        first = self._chain(zero if start is None else start, 0, VECTORS // 2)
-        return first, self._chain(zero, VECTORS // 2, VECTORS)
+    def halves(self) -> tuple[Value, Value]:
+        zero = self.k.const(i32.x(self.vectors[0].type.lanes // 4), 0)
+        return self._sum(zero, 0, VECTORS // 2), self._sum(zero, VECTORS // 2, VECTORS)
 
-    def _chain(self, acc: Value, first: int, last: int) -> Value:
-        for j in range(first, last):
-            q = self.x.at(4 * j).load(i32).splat(ROWS).bits(i8.x(4 * ROWS))
-            acc = self.k.dot4(acc, self.vectors[j], q, self.u_max)
-        return acc
+    def _sum(self, start: Value, first: int, last: int) -> Value:
+        lanes = start.type.lanes
+        x = [self.x.at(4 * j).load(i32).splat(lanes).bits(i8.x(4 * lanes))
+             for j in range(first, last)]  # fmt: skip
+        return self.k.dot4_sum(start, self.vectors[first:last], x, self.u_max)
 
 
 @dataclass(frozen=True, slots=True)

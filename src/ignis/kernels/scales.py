@@ -135,9 +135,10 @@ class Whole:
     m: Value | None = None
 
     def add(self, k: Builder, acc: Value, products: Products, x: Value) -> Value:
-        isum = products.whole(a8.start(k, x, self.offset, ROWS))
-        acc = k.fma(isum.to(f32), self.dw * a8.scale(k, x, ROWS), acc)
-        return acc if self.m is None else k.fma(self.m, a8.scaled_sum(k, x, ROWS), acc)
+        lanes = acc.type.lanes
+        isum = products.whole(a8.start(k, x, self.offset, lanes))
+        acc = k.fma(isum.to(f32), self.dw * a8.scale(k, x, lanes), acc)
+        return acc if self.m is None else k.fma(self.m, a8.scaled_sum(k, x, lanes), acc)
 
     def decoded(self) -> tuple[tuple[Value, Value], tuple[Value, Value] | None]:
         return (self.dw, self.dw), None if self.m is None else (self.m, self.m)
@@ -151,8 +152,9 @@ class Minimum:
     m: tuple[Value, Value]
 
     def add(self, k: Builder, acc: Value, x: Value) -> Value:
-        isum = _dot_halves(k, k.const(i32.x(ROWS), 0), self.m, x)
-        return k.fma(isum.to(f32), self.minus_dmin * a8.scale(k, x, ROWS), acc)
+        lanes = acc.type.lanes
+        isum = _dot_halves(k, k.const(i32.x(lanes), 0), self.m, x)
+        return k.fma(isum.to(f32), self.minus_dmin * a8.scale(k, x, lanes), acc)
 
     def decoded(self) -> tuple[Value, Value]:
         return self.minus_dmin * self.m[0].to(f32), self.minus_dmin * self.m[1].to(f32)
@@ -193,10 +195,10 @@ class Halves:
     def add(self, k: Builder, acc: Value, products: Products, x: Value) -> Value:
         first, last = products.halves()
         if self.offset:
-            offsets = a8.half_sums(k, x, self.offset, ROWS)
+            offsets = a8.half_sums(k, x, self.offset, acc.type.lanes)
             first, last = first - offsets[0], last - offsets[1]
         isum = first * self.sc[0] + last * self.sc[1]
-        acc = k.fma(isum.to(f32), self.d * a8.scale(k, x, ROWS), acc)
+        acc = k.fma(isum.to(f32), self.d * a8.scale(k, x, acc.type.lanes), acc)
         return acc if self.minimum is None else self.minimum.add(k, acc, x)
 
     def scale_codes(
@@ -228,7 +230,7 @@ class Halves:
 def _dot_halves(k: Builder, acc: Value, factors: tuple[Value, Value], x: Value) -> Value:
     """acc + factors[0] * s0 + factors[1] * s1; factors fit 16 bits."""
     pairs = _word_pairs(*factors)
-    sums = x.at(a8.HALVES_AT).load(i32).splat(ROWS)
+    sums = x.at(a8.HALVES_AT).load(i32).splat(acc.type.lanes)
     return k.dot2(acc, sums.bits(pairs.type), pairs)
 
 

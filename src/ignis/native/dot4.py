@@ -4,25 +4,27 @@
     other x86                vpmaddubsw + vpmaddwd where no pair can saturate, else two vpmaddwd
                              on the even and the odd bytes widened to 16 bits
     elsewhere                widening multiplies
+
+`emit_sum` adds several: on x86 without a dot instruction, what vpmaddubsw gives is added as words
+for as long as they cannot overflow, and only then widened; a signed byte is its size and its sign.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ignis.kernels.lang import Value, i8, i16, i32
+from ignis.kernels.lang import SMALL_BYTE, Value, i8, i16, i32
 
 if TYPE_CHECKING:
     from ignis.native.emit import LlvmBuilder
     from ignis.target import Target
 
-# Two products of a byte of at most 129 and one of at least -127: 32766 in size, so no saturation.
-_SAFE_FOR_MADDUBS = 129
-
 _MADD = {128: "llvm.x86.sse2.pmadd.wd", 256: "llvm.x86.avx2.pmadd.wd",
          512: "llvm.x86.avx512.pmaddw.d.512"}  # fmt: skip
 _MADDUBS = {128: "llvm.x86.ssse3.pmadd.ub.sw.128", 256: "llvm.x86.avx2.pmadd.ub.sw",
             512: "llvm.x86.avx512.pmaddubs.w.512"}  # fmt: skip
+_SIGN = {128: "llvm.x86.ssse3.psign.b.128", 256: "llvm.x86.avx2.psign.b"}
 
 
 def is_wide(target: Target) -> bool:
@@ -48,13 +50,70 @@ def emit(k: LlvmBuilder, acc: Value, u: Value, s: Value, u_max: int) -> Value:
     if has_dot:
         return k.intrinsic(f"llvm.x86.avx512.vpdpbusd.{bits}", acc.type, acc, u, s)
     words = i16.x(u.type.lanes // 2)
-    if u_max <= _SAFE_FOR_MADDUBS:
+    if u_max <= SMALL_BYTE:
         pairs = k.intrinsic(_MADDUBS[bits], words, u, s)
         return acc + k.intrinsic(_MADD[bits], acc.type, pairs, k.const(words, 1))
     u_words, s_words = u.bits(words), s.bits(words)
     even = k.intrinsic(_MADD[bits], acc.type, u_words & 0xFF, (s_words << 8).sar(8))
     odd = k.intrinsic(_MADD[bits], acc.type, u_words >> 8, s_words.sar(8))
     return acc + even + odd
+
+
+def emit_sum(
+    k: LlvmBuilder, acc: Value, a: Sequence[Value], s: Sequence[Value], u_max: int | None
+) -> Value:
+    """acc and the sum of all `emit`; with `u_max` None the bytes of `a` are signed."""
+    target = k.target
+    if not target.is_x86 or is_wide(target):
+        return _chains(k, acc, a, s, u_max)
+    # There is no vpsignb of 512 bits.
+    widest = min(target.vector_bits, 256) if u_max is None else target.vector_bits
+    bits = a[0].type.nbytes * 8
+    if bits > widest:
+        halves = [
+            emit_sum(k, half(acc), [half(v) for v in a], [half(v) for v in s], u_max)
+            for half in (k.low_half, k.high_half)
+        ]
+        return k.concat(*halves)
+    if u_max is None:
+        for x, y in zip(a, s, strict=True):
+            sign = _SIGN[bits]
+            size = k.intrinsic(sign, x.type, x, x)
+            acc = emit(k, acc, size, k.intrinsic(sign, x.type, y, x), SMALL_BYTE)
+        return acc
+    # A word is the sum of two products: of bytes up to u_max and -128.
+    n_words = 128 // u_max
+    if n_words < 2:
+        return _chains(k, acc, a, s, u_max)
+    words = i16.x(a[0].type.lanes // 2)
+    for first in range(0, len(a), n_words):
+        pairs = [
+            k.intrinsic(_MADDUBS[bits], words, x, y)
+            for x, y in zip(a[first : first + n_words], s[first : first + n_words], strict=True)
+        ]
+        total = pairs[0]
+        for pair in pairs[1:]:
+            total = total + pair
+        acc = acc + k.intrinsic(_MADD[bits], acc.type, total, k.const(words, 1))
+    return acc
+
+
+def _chains(
+    k: LlvmBuilder, acc: Value, a: Sequence[Value], s: Sequence[Value], u_max: int | None
+) -> Value:
+    """One `emit` behind the other, as two short chains: an instruction waits for fewer."""
+    if len(a) > 4:
+        middle, zero = len(a) // 2, k.const(acc.type, 0)
+        first = _chains(k, acc, a[:middle], s[:middle], u_max)
+        return first + _chains(k, zero, a[middle:], s[middle:], u_max)
+    for x, y in zip(a, s, strict=True):
+        if u_max is None:
+            # x = (x + 128) - 128, and adding 128 to a byte flips its highest bit.
+            acc = acc - emit(k, k.const(acc.type, 0), k.const(x.type, -128), y, 128)
+            acc = emit(k, acc, x ^ -128, y, 255)
+        else:
+            acc = emit(k, acc, x, y, u_max)
+    return acc
 
 
 def _widening(k: LlvmBuilder, acc: Value, u: Value, s: Value) -> Value:

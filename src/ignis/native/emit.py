@@ -228,6 +228,11 @@ class LlvmBuilder(Builder):
     def dot4(self, acc: Value, u: Value, s: Value, u_max: int = 255) -> Value:
         return dot4.emit(self, acc, u, s, u_max)
 
+    def dot4_sum(
+        self, acc: Value, a: Sequence[Value], s: Sequence[Value], u_max: int | None = 255
+    ) -> Value:
+        return dot4.emit_sum(self, acc, a, s, u_max)
+
     def data(self, content: bytes) -> Value:
         digest = hashlib.sha256(content).hexdigest()
         name = f"{self.module.name}.data.{digest[:16]}"
