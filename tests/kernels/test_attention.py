@@ -219,11 +219,12 @@ def _one_by_one(cache: Cache, case: dict[str, Any], group: int, **static: Any) -
     return np.stack(rows)
 
 
-RUNS = [  # (slot, first position, tokens): blocks, cut by pages, by 32 positions and by segments
+RUNS = [  # (slot, first position, tokens): blocks, cut by pages, by 16 to 64 positions, by segments
     [(0, 0, 40)],
     [(1, 7, 3), (0, 250, 30), (1, 10, 1)],
     [(0, 540, 33), (1, 15, 2), (1, 32, 1), (1, 33, 16)],
     [(0, 5, 1), (1, 5, 1), (0, 6, 1), (1, 6, 1), (0, 7, 2), (0, 10, 2)],
+    [(0, 190, 70)],
 ]
 
 
@@ -231,6 +232,7 @@ RUNS = [  # (slot, first position, tokens): blocks, cut by pages, by 32 position
 @pytest.mark.parametrize(("group", "head_dim", "window", "softcap"), [
     (1, 16, 0, 0.0), (2, 48, 0, 0.0), (3, 64, 0, 0.0), (7, 32, 0, 0.0), (3, 32, 1, 0.0),
     (2, 16, 20, 0.0), (4, 16, 40, 2.0), (1, 16, 300, 0.0), (8, 16, 256, 0.0), (1, 256, 0, 1.5),
+    (1, 64, 100, 0.0),
 ])  # fmt: skip
 def test_blocks_of_queries_give_the_bits_of_single_ones(
     runs: list[tuple[int, int, int]], group: int, head_dim: int, window: int, softcap: float
@@ -266,6 +268,14 @@ def test_blocks_have_the_same_bits_everywhere(window: int, softcap: float) -> No
     wanted = _attend(cache, case, 2, "eager", **static)
     for level in levels():
         assert_same_bits(_attend(cache, case, 2, level, **static), wanted, f"block on {level}")
+
+
+def test_a_window_may_begin_behind_a_tile_of_values() -> None:
+    """For the last of many queries; a wider register has tiles of fewer keys."""
+    cache = Cache.filled(256, 1, 64)
+    case = cache.case(1, [(0, p) for p in range(192, 256)], 0.125)
+    wanted = _attend(cache, case, 1, "eager", window=100)
+    assert_same_bits(_attend(cache, case, 1, window=100), wanted, "a window of 100")
 
 
 def test_a_block_sees_no_later_keys_and_no_absent_pages() -> None:
