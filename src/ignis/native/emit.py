@@ -332,6 +332,8 @@ def new_function(
     set.add(function.attributes, "nounwind")
     # Without this LLVM turns copying and clearing loops into calls of memcpy and memset.
     set.add(function.attributes, '"no-builtins"')
+    # Else registers that do not fit are spilled to unaligned places, half of them across two lines.
+    set.add(function.attributes, '"stackrealign"')
     k = LlvmBuilder(module, function, target)
     values = [Value(k, t, raw) for t, raw in zip(params, function.args, strict=True)]
     return k, values
