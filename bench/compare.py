@@ -29,6 +29,7 @@ from bench.engines import EngineSpec, Plan, Worker, ignis_spec, llama_specs
 from bench.make_models import DEFAULT_SET, ensure_model
 from bench.report import Comparison, Figures, footer, markdown, tables
 from ignis.errors import IgnisError
+from ignis.native.host import host_target
 from ignis.runtime.threads import available_threads
 
 _CHECKED_TOKENS = 16
@@ -72,6 +73,7 @@ def machine() -> dict[str, Any]:
         name = next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
     except (OSError, StopIteration):
         pass
+    name += f" ({host_target().arithmetic})"
     return {"processor": name, "cores": os.cpu_count(), "system": platform.platform(),
             "date": time.strftime("%Y-%m-%d", time.gmtime())}  # fmt: skip
 

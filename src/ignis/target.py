@@ -82,6 +82,17 @@ class Target:
         return 512 if self.has("avx512bw") and self.has("avx512vl") else 256
 
     @property
+    def arithmetic(self) -> str:
+        """The instructions that decide how fast kernels are, for reports: `AVX2`, for example."""
+        if self.is_arm:
+            return "NEON with dot products" if self.has("dotprod") else "NEON"
+        if self.vector_bits == 512:
+            return "AVX-512 VNNI" if self.has("avx512vnni") else "AVX-512"
+        if self.vector_bits == 256:
+            return "AVX-VNNI" if self.has("avxvnni") else "AVX2"
+        return "SSE"
+
+    @property
     def vector_registers(self) -> int:
         """How many vectors fit the registers: AVX-512 and NEON have 32."""
         return 32 if self.is_arm or self.vector_bits == 512 else 16

@@ -140,6 +140,17 @@ def test_ceilings_stay_in_registers(level: str, name: str) -> None:
     assert not re.search(r"%[xyz]mm.*\(%rsp\)|\(%rsp\).*%[xyz]mm", text)
 
 
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [(Target.level("x86-64-v2"), "SSE"), (Target.level("x86-64-v3"), "AVX2"),
+     (Target.level("x86-64-v4"), "AVX-512"), (Target.level("aarch64"), "NEON"),
+     (replace(Target.level("x86-64-v3"), features=Target.level("x86-64-v3").features
+              | {"avxvnni"}), "AVX-VNNI")],
+)  # fmt: skip
+def test_reports_name_what_decides_the_speed(target: Target, name: str) -> None:
+    assert target.arithmetic == name
+
+
 def test_the_host_says_what_it_lacks() -> None:
     host = host_target()
     assert host.features and host.absent and not host.features & host.absent

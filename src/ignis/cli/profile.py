@@ -68,7 +68,8 @@ def profile(
         return
     for phase in phases:
         click.echo("\n".join(table(phase, ceilings)) + "\n")
-    click.echo(f"{n_threads} threads, weights {layout}; ceilings: "
+    arithmetic = engine.options.target.arithmetic
+    click.echo(f"{n_threads} threads, {arithmetic}, weights {layout}; ceilings: "
                f"{ceilings.bandwidth_gb_s:.1f} GB/s, {ceilings.int8_gmac_s:.0f} int8 GMAC/s, "
                f"{ceilings.f32_gmac_s:.0f} f32 GMAC/s")
 
