@@ -23,7 +23,7 @@ from ignis.graph.ir import Graph, verify
 from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE, check_kv_type
 from ignis.graph.models import ModelConfig, build_graph
 from ignis.graph.passes import PassReport, run_pipeline
-from ignis.graph.passes.layout import layout
+from ignis.graph.passes.layout import packed_weights
 from ignis.graph.passes.pipeline import TOGGLES, Pass
 from ignis.native.cache import ObjectCache
 from ignis.native.host import host_target
@@ -168,7 +168,7 @@ def configure(
 
 def without_layout(naive: Graph, weights: str) -> frozenset[str]:
     """The pass that `--weights` switches off, if it does: with `auto`, where memory is short."""
-    tensors = packed_tensors(layout(naive)) if weights == "auto" else []
+    tensors = packed_tensors(packed_weights(naive).values()) if weights == "auto" else []
     chosen = choose_layout(weights, tensors)
     return frozenset({"layout"} if chosen == "mapped" else ())
 

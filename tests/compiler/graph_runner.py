@@ -212,7 +212,7 @@ class GraphRunner:
         rows.bytes[:] = raw
         if value.type.layout != PANELS:
             return rows
-        (tensor,) = (t for t in packed_tensors(self.graph) if t.name == value.name)
+        (tensor,) = (t for t in packed_tensors(self.graph.weights.values()) if t.name == value.name)
         panels = Zoned(tensor.nbytes)
         pieces = packing_pieces(tensor, 1 << 30)
         launches = [pack_launch(piece, rows.address, panels.address) for piece in pieces]

@@ -6,7 +6,6 @@ in f32 without contraction, and sums are trees of a fixed shape.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -24,8 +23,7 @@ _SMALLEST_F16 = np.float32(2**-24)
 _WORTH_IT = np.float32(2**-32)      # less comes to nothing even 128 times
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(NamedTuple):
     """Blocks with the values of a sub-block along the first axis, so that lanes are sub-blocks.
 
     x       the values over `unit`: a block's largest lies in [0.5, 1), so that squares and fourth

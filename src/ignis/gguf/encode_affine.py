@@ -17,7 +17,6 @@ works with, so that errors can be compared.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -44,8 +43,7 @@ _FAR_STEPS: _Steps = ((-1, 0, 1), (-16, -5, -2, -1, 1, 2, 5, 16))
 _N_ROUNDS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class AffineBlocks:
+class AffineBlocks(NamedTuple):
     """What [n] blocks store: d and dmin [n]; scales and minimums [n, S]; q [n, block_size]."""
 
     d: PerBlock
@@ -55,8 +53,7 @@ class AffineBlocks:
     q: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
+class _Problem(NamedTuple):
     """Values, weights and their sums; q goes to `top`, sc and m go to `most`."""
 
     spread: Spread

@@ -14,7 +14,6 @@ square of the sub-block: x^2 alone gives small values up for little.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -86,8 +85,7 @@ class Codebook:
         return y
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledBlocks:
+class ScaledBlocks(NamedTuple):
     """What [n] blocks store: d [n]; scales [n, S] and levels [n, block_size], both signed."""
 
     d: PerBlock
@@ -95,8 +93,7 @@ class ScaledBlocks:
     levels: NDArray[np.int8]
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
+class _Problem(NamedTuple):
     spread: Spread
     x: Values
     w: Values

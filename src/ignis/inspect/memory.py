@@ -63,7 +63,7 @@ def memory_needs(
 ) -> MemoryNeeds:
     """What a run of one sequence of `n_ctx` positions takes; all else is the compilation's."""
     c, tensors = compilation.config, file.tensors
-    packed = {tensor.name: tensor for tensor in packed_tensors(compilation.graph)}
+    packed = {tensor.name: tensor for tensor in packed_tensors(compilation.graph.weights.values())}
     multiplied = {w.name for op in compilation.graph.operations for w in op.matrices}
     embedding = "token_embd.weight"
     mapped = sum(

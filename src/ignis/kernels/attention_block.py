@@ -8,7 +8,7 @@ merge the same segments but for those that a window hides.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ignis.kernels.kv_pages import PAGE, PageTable
 from ignis.kernels.lang import Builder, Value, f32, i32, i64
@@ -34,8 +34,7 @@ def block_queries(group: int) -> int:
     return 64 if group <= 2 else 32 if group <= 4 else 16
 
 
-@dataclass(frozen=True, slots=True)
-class Scratch:
+class Scratch(NamedTuple):
     """Where a block keeps what. A row is one head of one query: rows of a query lie together.
 
     | scores f32 [rows][256] | sums f32 [rows][C] | merged f32 [rows][C] |
@@ -97,8 +96,7 @@ class Scratch:
         return self.base.at(self._tile_at(self.group, self.head_dim))
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """Queries at `position` and behind, with the heads of each that share a key head."""
 
     table: PageTable

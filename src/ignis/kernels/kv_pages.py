@@ -20,6 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ignis.errors import KernelError
 from ignis.kernels.lang import Builder, Type, Value, f16, f32, i8, i16, i32, i64, kernel, ptr
@@ -217,8 +218,7 @@ def store_head(
     table.kv_type.store(builder, page, values, row, k, v, table.head_dim)
 
 
-@dataclass(frozen=True, slots=True)
-class PageTable:
+class PageTable(NamedTuple):
     """Where the cache of one layer lies, and how its pages are read."""
 
     k: Builder

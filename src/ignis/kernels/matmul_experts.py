@@ -12,8 +12,7 @@ outputs for each slot. Inputs are one row a token in a product, one a slot in a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ignis.kernels import a8
 from ignis.kernels.lang import Builder, Value, f32, i64, kernel, ptr
@@ -128,8 +127,7 @@ def _places(
     return lambda i: table.at(i * i64.nbytes).load(i64)
 
 
-@dataclass(frozen=True, slots=True)
-class _Outputs:
+class _Outputs(NamedTuple):
     """Where the outputs of experts go."""
 
     k: Builder

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ignis.gguf.blocks import BLOCKS
 from ignis.gguf.codebooks import FP4_VALUES, IQ4_VALUES
@@ -195,8 +196,7 @@ def unpack_block(k: Builder, fmt: PanelFormat, quants: Value) -> list[Value]:
     return [fmt.bytes(code) for code in codes if code is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class PanelProducts:
+class PanelProducts(NamedTuple):
     """Dot products of a panel's block, unpacked, with the 32 bytes at `x`."""
 
     k: Builder
@@ -218,8 +218,7 @@ class PanelProducts:
         return self.k.dot4_sum(start, self.vectors[first:last], x, self.u_max)
 
 
-@dataclass(frozen=True, slots=True)
-class RowProducts:
+class RowProducts(NamedTuple):
     """Dot products of block `b` of 16 rows as they lie in the file with the 32 bytes at `x`."""
 
     k: Builder

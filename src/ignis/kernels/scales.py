@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from ignis.kernels import a8
 from ignis.kernels.lang import Builder, Type, Value, f16, f32, i8, i16, i32
@@ -174,8 +174,7 @@ class WholeLessMinimum:
         return (self.dw, self.dw), self.minimum.decoded()
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledCodes:
+class ScaledCodes(NamedTuple):
     """Where codes times their integer scales fit bytes: `sign` * product + `offset`, 0 to u_max."""
 
     offset: int
@@ -242,8 +241,7 @@ def _word_pairs(low: Value, high: Value) -> Value:
 # -- how headers hold scales ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Single:
+class Single(NamedTuple):
     """One f16 scale, at `d_at`, and perhaps an f16 minimum, for the whole group."""
 
     d_at: int
@@ -259,8 +257,7 @@ class Single:
         return Whole(offset, half(header.word(0)), m)
 
 
-@dataclass(frozen=True, slots=True)
-class Power:
+class Power(NamedTuple):
     """MXFP4: a byte e for the scale 2^(e - 128)."""
 
     fields: tuple[Field, ...] = (Field(0, i8),)
@@ -272,8 +269,7 @@ class Power:
         return Whole(offset, bits.bits(f32.x(e.type.lanes)))
 
 
-@dataclass(frozen=True, slots=True)
-class Pairs6:
+class Pairs6(NamedTuple):
     """Q4_K, Q5_K: d and dmin, then eight pairs of a scale and a minimum, six bits each.
 
     Four dwords: d | dmin << 16, and of the twelve bytes that `gguf.kquants.Q4_K` draws
@@ -294,8 +290,7 @@ class Pairs6:
         return Whole(offset, half(both) * sc.to(f32), -half(both >> 16) * m.to(f32))
 
 
-@dataclass(frozen=True, slots=True)
-class Bytes8:
+class Bytes8(NamedTuple):
     """Q6_K: sixteen scales of eight bits, and d."""
 
     fields: tuple[Field, ...] = (Field(208, i16), Field(192, i32, 4))
@@ -306,8 +301,7 @@ class Bytes8:
         return Halves(offset, half(header.word(0)), sc)
 
 
-@dataclass(frozen=True, slots=True)
-class Nibbles4:
+class Nibbles4(NamedTuple):
     """Q2_K: sixteen bytes of a scale and a minimum, four bits each, and d | dmin << 16."""
 
     fields: tuple[Field, ...] = (Field(80, i32), Field(0, i32, 4))
@@ -319,8 +313,7 @@ class Nibbles4:
         return Halves(offset, half(both), (pair & 15, (pair >> 8) & 15), minimum)
 
 
-@dataclass(frozen=True, slots=True)
-class Split6:
+class Split6(NamedTuple):
     """Q3_K: sixteen scales of six bits, less 32, and d: the last 14 bytes of the group.
 
     Read as four dwords from two bytes before (so that none lies past the group's end), the bytes
@@ -339,8 +332,7 @@ class Split6:
         return Halves(offset, half(header.word(0, 3) >> 16), sc)
 
 
-@dataclass(frozen=True, slots=True)
-class Nibbles6:
+class Nibbles6(NamedTuple):
     """IQ4_XS: d | high pairs << 16, and eight low nibbles; scales less 32."""
 
     fields: tuple[Field, ...] = (Field(0, i32, 2),)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 from functools import reduce
+from typing import NamedTuple
 
 from ignis.kernels.lang import Builder, Type, Value, f32, i16, i32
 from ignis.kernels.rows import Index
@@ -30,8 +31,7 @@ class TopNibbles(Field):
         return reduce(operator.or_, nibbles)
 
 
-@dataclass(frozen=True, slots=True)
-class Odd4:
+class Odd4(NamedTuple):
     """IQ2_XXS, IQ3_XXS, IQ3_S, IQ1_S: d, and a dword of eight nibbles n; d * (2 n + 1) / divisor.
 
     Of a nibble only the bits in `mask` count. The quotient is exact.
@@ -50,8 +50,7 @@ class Odd4:
         return Whole(offset, half(header.word(0)) * ((n * 2 + 1).to(f32) * (1 / self.divisor)))
 
 
-@dataclass(frozen=True, slots=True)
-class OddPairs4:
+class OddPairs4(NamedTuple):
     """IQ2_XS, IQ2_S: d, and eight bytes at `at`, a nibble n for 16 values: d / 8 * (2 n + 1)."""
 
     at: int
@@ -66,8 +65,7 @@ class OddPairs4:
         return Halves(offset, half(header.word(0)) * (1 / 8), sc)
 
 
-@dataclass(frozen=True, slots=True)
-class Odd3:
+class Odd3(NamedTuple):
     """IQ1_M: two dwords, four words with the nibbles of d at the top and below them 3-bit n.
 
     d / 8 * (2 n + 1), an n for 16 values: those of block b are at bit 6 * (b % 2) of word b / 2.

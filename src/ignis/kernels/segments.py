@@ -6,7 +6,7 @@ result does not depend on where a step or a unit of work begins (NUMERICS 6).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ignis.kernels import math
 from ignis.kernels.kv_pages import PAGE, PageTable
@@ -17,8 +17,7 @@ _PAGES_AHEAD = 4  # of values, that are asked for
 _MAX_CHAINS = 24  # accumulators that still fit the registers beside their operands
 
 
-@dataclass(frozen=True, slots=True)
-class Visible:
+class Visible(NamedTuple):
     """The positions that a query sees: those from 0 to `last`, or the last `window` of them."""
 
     k: Builder
@@ -46,8 +45,7 @@ class Visible:
         return self.k.minimum(self.last + 1 - segment, self.k.const(i64, SEGMENT))
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(NamedTuple):
     """What one query sees of one segment of one key head; keys are counted from its first."""
 
     table: PageTable
@@ -74,8 +72,7 @@ def row_nbytes(head_dim: int) -> int:
     return (head_dim + PAGE) * f32.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """A row a head, `stride` bytes apart."""
 
     first: Value

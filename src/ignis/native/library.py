@@ -59,15 +59,18 @@ class Library:
         for data in self._objects.values():
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(data))
         self._engine.finalize_object()
+        self._addresses: dict[str, int] = {}
         self.report = BuildReport(len(unique), n_compiled, time.perf_counter() - started)
 
     def address(self, function: Kernel | str) -> int:
         """Where a kernel's code, or a routine's function by name, starts."""
         symbol = function if isinstance(function, str) else function.symbol
-        address = int(self._engine.get_function_address(symbol))
-        if not address:
-            raise KernelError("this library has no such function", where=symbol)
-        return address
+        if symbol not in self._addresses:  # LLVM is asked once: a plan asks for hundreds
+            address = int(self._engine.get_function_address(symbol))
+            if not address:
+                raise KernelError("this library has no such function", where=symbol)
+            self._addresses[symbol] = address
+        return self._addresses[symbol]
 
     def call(
         self, kernel: Kernel, args: dict[str, Any], begin: int, end: int,

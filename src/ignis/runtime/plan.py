@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ignis.kernels.lang import f32
 from ignis.native.library import Library
 from ignis.runtime.launches import Launch, Private
 from ignis.runtime.schedule import Timetable
@@ -48,6 +47,7 @@ class CompiledPlan:
         sizes = [len(x.kernel.params) * n for x, n in zip(launches, copies, strict=True)]
         starts = np.cumsum([0, *sizes])
         self._words = np.zeros(int(starts[-1]), np.int64)
+        first_word = self._words.ctypes.data  # asked for once: `ctypes` makes an object each time
         self._patched: dict[str, Any] = {}
         for index, launch in enumerate(launches):
             start, n_params = int(starts[index]), len(launch.kernel.params)
@@ -55,7 +55,7 @@ class CompiledPlan:
                 self._write(launch, start + thread * n_params, thread)
             record = self.records[index]
             record[_KERNEL] = library.address(launch.kernel)
-            record[_ARGS] = self._words.ctypes.data + 8 * start
+            record[_ARGS] = first_word + 8 * start
             record[_ARGS_STRIDE] = 8 * n_params if copies[index] > 1 else 0
             record[_REPEATED] = timetable is not None and timetable.repeated[index]
             record[_BARRIER] = timetable is None or timetable.barrier_after(index)
@@ -79,7 +79,7 @@ class CompiledPlan:
                 self._patched.setdefault(argument, []).append(position)
             elif isinstance(argument, Private):
                 self._words[position] = self._private + thread * self._stride + argument.offset
-            elif type_ == f32:
+            elif type_.kind == "f":  # an f32: the only float that kernels take
                 self._words[position] = int(np.float32(argument).view(np.int32))
             elif argument is not None:
                 self._words[position] = int(argument)

@@ -8,13 +8,13 @@ which a mapped file does not have.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ignis.errors import UsageError
 from ignis.gguf import BLOCKS, GGUFFile
-from ignis.graph.ir import Graph
+from ignis.graph.ir import Graph, Value
 from ignis.graph.ir.types import ALIGNMENT, MAPPED, PANELS, align
 from ignis.kernels.panels import FORMATS
 from ignis.kernels.rows import ROWS
@@ -76,10 +76,10 @@ def packing_pieces(tensor: PackedTensor, limit_nbytes: int) -> Iterator[PackingP
             yield PackingPiece(tensor, expert, first, n_rows, n_rows * row_nbytes)
 
 
-def packed_tensors(graph: Graph) -> list[PackedTensor]:
-    """The weights that the graph has packed."""
+def packed_tensors(weights: Iterable[Value]) -> list[PackedTensor]:
+    """Those of a graph's weights that it has packed."""
     found = []
-    for weight in graph.weights.values():
+    for weight in weights:
         format, layout = weight.type.dtype, weight.type.layout
         if layout == MAPPED:
             continue
@@ -127,7 +127,7 @@ class WeightStore:
 
     def __init__(self, file: GGUFFile, graph: Graph) -> None:
         self._file = file  # addresses point into its mapping
-        self.packed = packed_tensors(graph)
+        self.packed = packed_tensors(graph.weights.values())
         # A cache line apart: no two tensors of one size start a power of two apart.
         self._packed = Memory(sum(align(t.nbytes) + ALIGNMENT for t in self.packed), huge=True)
         self.addresses = {name: file.address(name) for name in graph.weights}

@@ -23,17 +23,22 @@ def layout(graph: Graph) -> Graph:
     `--weights mapped` leaves this pass out, and so does `auto` where all of it would not fit well
     into memory: every weight is then read from the mapped file.
     """
-    packed = {
-        weight: replace(weight, type=replace(weight.type, layout=_layout(weight)))
-        for op in graph.operations
-        for weight in op.matrices
-    }
+    packed = packed_weights(graph)
     operations = [
         op if packed.keys().isdisjoint(op.operands)
         else replace(op, arguments=tuple(a and packed.get(a, a) for a in op.arguments))
         for op in graph.operations
     ]  # fmt: skip
     return graph.with_operations(operations)
+
+
+def packed_weights(graph: Graph) -> dict[Value, Value]:
+    """The matrices, each with what it becomes when it is packed."""
+    return {
+        weight: replace(weight, type=replace(weight.type, layout=_layout(weight)))
+        for op in graph.operations
+        for weight in op.matrices
+    }
 
 
 def _layout(matrix: Value) -> str:
