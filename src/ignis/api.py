@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -30,6 +31,7 @@ from ignis.runtime.step import StepBatch
 from ignis.sampling import Sampler
 from ignis.settings import Settings
 from ignis.text import ChatTemplate, StreamDecoder, Tokenizer
+from ignis.text.chat_process import WorkerProcess
 
 
 def load(
@@ -59,27 +61,26 @@ def load(
     Raises: ModelFileError, UnsupportedModelError, TokenizerError, UsageError, DownloadError.
     """
     settings = Settings.from_env()
-    file = open_gguf(hub.resolve(None if path is None else Path(path) if isinstance(
-        path, os.PathLike) else path, settings))
-    unguard = guard_mappings(file.mappings)  # packing reads the whole file already
-    template: ChatTemplate | None = None
-    try:
+    with ExitStack() as undo:  # where loading fails
+        worker = WorkerProcess()
+        undo.callback(worker.close)
+        if prepare_chat:  # first of all: it is up before packing wants every processor
+            worker.start()
+        file = open_gguf(hub.resolve(None if path is None else Path(path) if isinstance(
+            path, os.PathLike) else path, settings))
+        undo.callback(file.close)
+        unguard = guard_mappings(file.mappings)  # packing reads the whole file already
+        undo.callback(unguard)
         tokenizer = Tokenizer.from_gguf(file, pre)
         source = file.metadata.get("tokenizer.chat_template")
-        template = ChatTemplate(source if isinstance(source, str) else None, tokenizer)
-        if prepare_chat:
-            template.start()
+        template = ChatTemplate(source if isinstance(source, str) else None, tokenizer, worker)
         runner, config, report = compile_model(
             file, settings, engine=engine, n_threads=threads, n_ctx=n_ctx, weights=weights,
             kv_type=kv_type,
         )  # fmt: skip
-        return Model(file, tokenizer, template, runner, config, report, unguard)
-    except BaseException:
-        if template is not None:
-            template.close()
-        unguard()
-        file.close()
-        raise
+        model = Model(file, tokenizer, template, runner, config, report, unguard)
+        undo.pop_all()
+    return model
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ignis.errors import TokenizerError, UsageError
 from ignis.gguf import open_gguf
 from ignis.text import ChatTemplate, Tokenizer
+from ignis.text.chat_process import WorkerProcess
 from tests.text.vocabularies import CHATML, CONTROL, USER_DEFINED, tiny, train, write_vocabulary
 
 LLAMA_3 = (
@@ -223,7 +224,7 @@ def test_private_characters_survive(tokenizer: Tokenizer) -> None:
 )
 def test_hostile_templates_end_in_one_line(tokenizer: Tokenizer, source: str) -> None:
     """Endless loops, memory bombs, escapes: one short error in time, and the next chat works."""
-    template = ChatTemplate(source, tokenizer, timeout_seconds=0.5)
+    template = ChatTemplate(source, tokenizer, WorkerProcess(timeout_seconds=0.5))
     started = time.monotonic()
     with pytest.raises(TokenizerError) as caught:
         template.render(CHAT)
@@ -264,14 +265,15 @@ def test_chatml_without_template() -> None:
 
 def test_a_process_started_ahead_answers_like_any_other(tokenizer: Tokenizer) -> None:
     """Starting it twice, closing it unused and using it again must not lose step with its pipe."""
-    template = ChatTemplate(None, tokenizer)
+    worker = WorkerProcess()
+    template = ChatTemplate(None, tokenizer, worker)
     expected = rendered(template, CHAT[:1])
     template.close()
-    template.start()
-    template.start()
+    worker.start()
+    worker.start()
     assert [rendered(template, CHAT[:1]) for _ in range(2)] == [expected] * 2
     template.close()
-    template.start()
+    worker.start()
     template.close()
     assert rendered(template, CHAT[:1]) == expected
     template.close()

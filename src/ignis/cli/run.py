@@ -82,6 +82,7 @@ def run(
     max_tokens: int, stop: tuple[str, ...], **sampling: Any,
 ) -> int:
     """Answer a prompt; without one, chat on the terminal (/bye leaves)."""
+    gc.disable()    # nothing that imports and loading make is garbage: looking costs 30 ms
     from ignis.sampling import Sampler
 
     seed = Sampler(seed=seed, **sampling).seed      # checks all of them before a model is loaded
@@ -107,7 +108,6 @@ def run(
     path = hub.resolve(model, Settings.from_env(), TerminalProgress(quiet, mention_present=False))
     if verbose:
         tell(f"model {path}, seed {seed}", quiet)
-    gc.disable()    # nothing that loading makes is garbage: looking through it takes 30 ms
     with prompt_interrupt():    # while it compiles; steps watch for Ctrl-C themselves
         loaded = ignis.load(path, threads=threads, n_ctx=n_ctx, engine=engine, pre=pre,
                             weights=weights, kv_type=kv_type, prepare_chat=not raw)

@@ -22,7 +22,7 @@ from typing import Any
 import regex
 
 from ignis.errors import TokenizerError, UsageError
-from ignis.text.chat_process import TIMEOUT_SECONDS, WorkerProcess
+from ignis.text.chat_process import WorkerProcess
 from ignis.text.tokenizer import Tokenizer
 
 CHATML = (
@@ -51,17 +51,21 @@ class Segment:
 
 
 class ChatTemplate:
-    """Renders and encodes chats; ChatML where the file has no template."""
+    """Renders and encodes chats; ChatML where the file has no template.
+
+    `worker` is the process that renders, which may have been started already; it is closed with
+    the template.
+    """
 
     def __init__(
-        self, source: str | None, tokenizer: Tokenizer, *, timeout_seconds: float = TIMEOUT_SECONDS
+        self, source: str | None, tokenizer: Tokenizer, worker: WorkerProcess | None = None
     ) -> None:
         self.source = CHATML if source is None else source
         if len(self.source) > MAX_TEMPLATE_CHARACTERS:
             raise TokenizerError("the chat template is too long", got=len(self.source),
                                  wanted=f"up to {MAX_TEMPLATE_CHARACTERS} characters")  # fmt: skip
         self._tokenizer = tokenizer
-        self._worker = WorkerProcess(timeout_seconds)
+        self._worker = worker or WorkerProcess()
         vocabulary = tokenizer.vocabulary
         spellings = {vocabulary.text_at(i): i for i in sorted(vocabulary.control_ids, reverse=True)}
         # White space is not sealed, so that templates can trim it.
@@ -70,10 +74,6 @@ class ChatTemplate:
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         self._trusted = {name: "" if i is None else vocabulary.text_at(i)
                          for name, i in ids.items()}  # fmt: skip
-
-    def start(self) -> None:
-        """Start the process that renders now; the first use waits less."""
-        self._worker.start()
 
     def close(self) -> None:
         """Stop the process that renders; the next use starts another."""

@@ -268,6 +268,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import signal
 
+    Environment(Sealer({}, [])).from_string("")  # has the lexer compile its patterns now
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     for line in sys.stdin.buffer:
