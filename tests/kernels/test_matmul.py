@@ -296,7 +296,7 @@ def test_float_matmul_is_the_defined_order(fmt: str) -> None:
             "unit_rows": 8,
         }  # fmt: skip
         got = run_everywhere(matmul_float.matmul_float(format=fmt), args, -(-n_rows // 8),
-                             scratch_nbytes=64)  # fmt: skip
+                             scratch_nbytes=matmul_float.SCRATCH_NBYTES)  # fmt: skip
         decoded = BLOCKS[fmt].decode(stored).reshape(n_rows, n_values)
         wanted = (_float_reference(x[rows], decoded) + args["bias"]) + args["residual"]
         assert_same_bits(got, wanted, f"{fmt} {n_rows}x{n_values} {n_tokens}")

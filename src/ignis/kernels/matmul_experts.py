@@ -11,7 +11,7 @@ outputs for each slot. Inputs are one row a token in a product, one a slot in a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ignis.kernels import a8
@@ -31,7 +31,6 @@ from ignis.kernels.rows import ROWS
 
 _PLACES_NBYTES = a8.MAX_ROWS * i64.nbytes
 PACKED_SCRATCH_NBYTES = SUMS_NBYTES + _PLACES_NBYTES
-FLOAT_SCRATCH_NBYTES = LANES.nbytes
 
 _PARAMS = {
     "weight": ptr, "x": ptr, "y": ptr, "experts": ptr, "gates": ptr, "residual": ptr,
@@ -100,10 +99,8 @@ def experts_float(
             row = t * out.routing.n_used + slot if summed else t
             return x.at(row * n_values * f32.nbytes)
 
-        def store(i: Value, row: Value, sums: Sequence[Value], group: Group = group) -> None:
-            for r, total in enumerate(sums):
-                for _ in k.when(row + r < n_rows):
-                    out.store(group, i, row + r, total)
+        def store(i: Value, row: Value, sums: Value, group: Group = group) -> None:
+            out.store(group, i, row, sums)
 
         own, span = weight.at(group.expert * expert_nbytes), (first, k.minimum(last, n_rows))
         for_tiles(k, own, span, n_rows, n_values, format, scratch, group.count, token, store)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from ignis.kernels import math
 from ignis.kernels.lang import Builder, Value, f32, i32, i64, kernel, ptr
-from ignis.kernels.matmul_float import tree_sums
 from ignis.kernels.vectors import LANES, Part, parts
 
 _WORD = 4
@@ -157,8 +156,7 @@ def row_gate(
         row = x.at(token * n_values * f32.nbytes)
         for part in parts(k, n_values):
             sums.set(k.fma(part.load(row), part.load(weight), sums.get()))
-        (score,) = tree_sums(k, [sums.get()])
-        gate = math.sigmoid(k, score).splat(LANES)
+        gate = math.sigmoid(k, k.tree_sum(sums.get())).splat(LANES)
         source, target = (p.at(token * n * f32.nbytes) for p in (branch, y))
         for part in parts(k, n):
             part.store(target, part.load(source) * gate)

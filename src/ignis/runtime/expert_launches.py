@@ -5,7 +5,7 @@ from __future__ import annotations
 from ignis.graph.ir import Operation, Value
 from ignis.graph.ir.ops import ExpertMatmul, ExpertSum, Route
 from ignis.graph.ir.types import BLOCK_FORMATS, PANELS
-from ignis.kernels import matmul_experts, routing
+from ignis.kernels import matmul_experts, matmul_float, routing
 from ignis.kernels.rows import ROWS
 from ignis.runtime.launch import (
     Argument,
@@ -65,7 +65,7 @@ def _experts(
         n = unit_rows(single)
         return launch_of(op, matmul_experts.experts_float(**static), args | {"unit_rows": n},
                          -(-n_rows // n), gate=rows, shared=True, grain=grain,
-                         scratch_nbytes=matmul_experts.FLOAT_SCRATCH_NBYTES)  # fmt: skip
+                         scratch_nbytes=matmul_float.SCRATCH_NBYTES)  # fmt: skip
     if weight.type.layout == PANELS:
         kernel, scratch = matmul_experts.experts_packed, matmul_experts.PACKED_SCRATCH_NBYTES
     else:
