@@ -16,6 +16,7 @@ from ignis.kernels import ceilings
 from ignis.kernels.embed import embed
 from ignis.kernels.lang import Kernel, KernelFamily
 from ignis.kernels.matmul import matmul_rows, pack_panels
+from ignis.kernels.matmul_float import matmul_float
 from ignis.native.codegen import emit_assembly, emit_object
 from ignis.native.emit import emit_kernel, new_module
 from ignis.native.host import host_target
@@ -149,6 +150,27 @@ def test_ceilings_stay_in_registers(level: str, name: str) -> None:
 )  # fmt: skip
 def test_reports_name_what_decides_the_speed(target: Target, name: str) -> None:
     assert target.arithmetic == name
+
+
+@pytest.mark.parametrize("format", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+def test_float_tiles_stay_in_registers(level: str, format: str) -> None:
+    """Tiles that do not fit spill in every round: half the speed, and nothing else would tell."""
+    target, kernel = Target.level(level), matmul_float(format=format)
+    module = new_module(target, kernel.symbol)
+    emit_kernel(module, target, kernel)
+    loops = [x for x in inner_loops(emit_assembly(module, target)) if "vfmadd" in x]
+    assert max(x.count("vfmadd") for x in loops) == (24 if level == "x86-64-v4" else 12)
+    for loop in (x for x in loops if x.count("vfmadd") > 1):  # one: the values behind the last 16
+        assert not re.search(r"%[xyz]mm.*\(%rsp\)|\(%rsp\).*%[xyz]mm", loop), loop
+
+
+def inner_loops(assembly: str) -> list[str]:
+    """Loops without a branch inside: from a label to a jump back to it, no label between."""
+    return [
+        match.group()
+        for match in re.finditer(r"^(\.\w+):\n(?:\t.*\n)*?\tj\w+\t\1\n", assembly, re.MULTILINE)
+    ]
 
 
 def test_the_host_says_what_it_lacks() -> None:

@@ -19,6 +19,7 @@ BLOCK = 640  # values of a pass: those of its tokens stay in the first cache
 _KEPT_NBYTES = TILE_TOKENS[0] * LANES.nbytes  # accumulators of a row
 SCRATCH_NBYTES = LANES.nbytes + UNIT_ROWS * _KEPT_NBYTES
 _AHEAD_NBYTES = 4096  # past the next tile's start, whose first bytes are needed at once
+_AHEAD_TILES = 4  # where tiles take blocks of values: memory answers after about two of them
 
 STORAGE: dict[str, Type] = {"f32": f32, "f16": f16, "bf16": i16}
 
@@ -189,7 +190,7 @@ class _Tile(NamedTuple):
                 _multiply(k, cells[t * n : (t + 1) * n], tail(token, "f32"), w)
 
     def _ask_ahead(self, row: Value, i: Value, part: int) -> None:
-        """Prefetch what the next tile needs: a share at each 16 values, from the i-th on."""
+        """Prefetch what a tile to come needs: a share at each 16 values, from the i-th on."""
         k, n = self.k, self.n_rows
         row_nbytes = self.n_values * STORAGE[self.format].nbytes
         done = i * STORAGE[self.format].nbytes
@@ -203,7 +204,8 @@ class _Tile(NamedTuple):
             # Passes take blocks of values: ask for the same ones, each pass for some of the rows.
             asked = [end * n * self.part.lanes // LANES.lanes for end in (part, part + 1)]
             for r in range(*asked):
-                k.prefetch(self.weight.at((row + (n + r)) * row_nbytes + done), level=2)
+                ahead = self.weight.at((row + (_AHEAD_TILES * n + r)) * row_nbytes)
+                k.prefetch(ahead.at(done), level=2)
 
     def _sums(self, parts: Sequence[Sequence[Variable]]) -> list[Value]:
         """The tree over accumulators [part][token * row]: of each token a vector of rows."""
