@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -24,8 +23,7 @@ _SIGNATURE = ctypes.CFUNCTYPE(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BuildReport:
+class BuildReport(NamedTuple):
     """What loading a library cost."""
 
     n_kernels: int
@@ -33,8 +31,7 @@ class BuildReport:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Routine:
+class Routine(NamedTuple):
     """Native code that is no kernel (the walker, the fault handler): a name and its emitter."""
 
     symbol: str

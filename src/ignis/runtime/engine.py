@@ -7,9 +7,8 @@ Their logits must be equal bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +61,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
+class EngineOptions(NamedTuple):
     """How an engine runs; what it computes does not depend on any of this."""
 
     n_threads: int
@@ -74,8 +72,7 @@ class EngineOptions:
     reuse_memory: bool = True  # else every value has a place of its own
 
 
-@dataclass(frozen=True, slots=True)
-class _Bucket:
+class _Bucket(NamedTuple):
     """A plan for steps of up to so many tokens and rows of logits, and its memory."""
 
     memory_plan: MemoryPlan
@@ -268,25 +265,21 @@ class NativeEngine:
 
     def _pack(self) -> None:
         """Fill the panels, some megabytes at a time, and let go of the file's pages behind."""
-        group: list[PackingPiece] = []
+        groups: list[list[PackingPiece]] = [[]]
         for tensor in self.weights.packed:
             for piece in packing_pieces(tensor, PACK_NBYTES):
-                if sum(other.nbytes for other in group) + piece.nbytes > PACK_NBYTES:
-                    self._pack_group(group)
-                    group.clear()
-                group.append(piece)
-        self._pack_group(group)
-
-    def _pack_group(self, group: Sequence[PackingPiece]) -> None:
-        if not group:
-            return
-        plan = CompiledPlan(
-            [self._packing(piece) for piece in group], self.library, self.options.n_threads
-        )
+                if sum(other.nbytes for other in groups[-1]) + piece.nbytes > PACK_NBYTES:
+                    groups.append([])
+                groups[-1].append(piece)
+        launches = [self._packing(piece) for group in groups for piece in group]
+        plan = CompiledPlan(launches, self.library, self.options.n_threads)
         plan.set_counts(ONE_ROW)
-        self.team.run(plan.records)
-        for piece in group:
-            self.weights.release_mapped(piece)
+        start = 0
+        for group in filter(None, groups):
+            self.team.run(plan.records[start : start + len(group)])
+            start += len(group)
+            for piece in group:
+                self.weights.release_mapped(piece)
 
     def _packing(self, piece: PackingPiece) -> Launch:
         name = piece.tensor.name

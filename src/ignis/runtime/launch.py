@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ignis.graph.ir import Operation, Value
 from ignis.kernels import matmul_float
@@ -64,8 +64,7 @@ class Launch:
         return self.units == 1 and self.per is None and not self.shared
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """Where everything that ops touch lies, for steps of up to `n_tokens` and `n_logits`."""
 
     n_tokens: int

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ignis.errors import UsageError
 from ignis.gguf import BLOCKS, GGUFFile
@@ -24,8 +24,7 @@ from ignis.runtime.memory import Memory, drop_pages
 LAYOUTS = ("auto", "mapped", "packed")
 
 
-@dataclass(frozen=True, slots=True)
-class PackedTensor:
+class PackedTensor(NamedTuple):
     """A matrix to pack, or those of all experts; `nbytes` is what they take when packed.
 
     `n_rows` are those of one expert, or of all there is.
@@ -40,8 +39,7 @@ class PackedTensor:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class PackingPiece:
+class PackingPiece(NamedTuple):
     """Some rows of one expert of a tensor to pack: whole panels, `nbytes` in the file."""
 
     tensor: PackedTensor
