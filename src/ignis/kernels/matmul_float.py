@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from ignis.kernels.lang import Builder, Type, Value, Variable, f16, f32, i16, i32, i64, kernel, ptr
 
-UNIT_ROWS = 32  # rows of a unit of work: their weights stay in L2 while the tokens pass
+UNIT_ROWS = 32  # rows of a unit of work
+_GROUP_ROWS = 64  # rows at most whose weights stay in L2 while the tokens pass
 TILE_TOKENS = (6, 4, 2, 1)
 LANES = f32.x(16)
 BLOCK = 640  # values of a pass: those of its tokens stay in the first cache
 _KEPT_NBYTES = TILE_TOKENS[0] * LANES.nbytes  # accumulators of a row
-SCRATCH_NBYTES = LANES.nbytes + UNIT_ROWS * _KEPT_NBYTES
+SCRATCH_NBYTES = LANES.nbytes + _GROUP_ROWS * _KEPT_NBYTES
 _AHEAD_NBYTES = 4096  # past the next tile's start, whose first bytes are needed at once
 _AHEAD_TILES = 4  # where tiles take blocks of values: memory answers after about two of them
 
@@ -67,8 +68,8 @@ def for_tiles(
     `token(t)` is where the values of token t lie; `store(t, row, sums)` takes its sum of a row,
     or a vector of sums from `row` on.
     """
-    for first in k.range(*span, UNIT_ROWS):
-        rows = first, k.minimum(first + UNIT_ROWS, span[1])
+    for first in k.range(*span, _GROUP_ROWS):
+        rows = first, k.minimum(first + _GROUP_ROWS, span[1])
         t = k.var(k.const(i64, 0))
 
         def some_left(width: int, t: Variable = t) -> Value:
