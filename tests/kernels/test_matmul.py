@@ -281,8 +281,13 @@ def test_residual_may_be_the_output(fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", FLOATS)
 def test_float_matmul_is_the_defined_order(fmt: str) -> None:
-    """16 accumulators by k mod 16, fma ascending, then the tree; a tail counts as zeros."""
-    for n_rows, n_values, n_tokens in ((4, 16, 1), (7, 40, 5), (33, 72, 13), (3, 5, 2), (1, 17, 6)):
+    """16 accumulators by k mod 16, fma ascending, then the tree; a tail counts as zeros.
+
+    The last two have more rows than stay in a cache, and more values than a pass takes.
+    """
+    shapes = ((4, 16, 1), (7, 40, 5), (33, 72, 13), (3, 5, 2), (1, 17, 6), (67, 24, 7),
+              (5, 1301, 8))  # fmt: skip
+    for n_rows, n_values, n_tokens in shapes:
         rng = np.random.default_rng(n_rows)
         weights = rng.standard_normal((n_rows, n_values)).astype(np.float32)
         stored = BLOCKS[fmt].encode(weights)
