@@ -169,8 +169,7 @@ def _rounded_apart(keys: Array, error: Array, kv_type: str) -> Array:
 def levels() -> list[str]:
     """Feature levels that this machine can run, itself first."""
     host = host_target()
-    return ["host", *(name for name in Target.levels() if name.startswith("x86") and host.is_x86
-                      and Target.level(name).features <= host.features)]  # fmt: skip
+    return ["host", *(name for name in Target.levels() if host.runs(Target.level(name)))]
 
 
 def random_setting(rng: np.random.Generator, n_tokens: int) -> tuple[Setting, list[int]]:

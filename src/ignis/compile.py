@@ -26,7 +26,7 @@ from ignis.graph.passes import PassReport, run_pipeline
 from ignis.graph.passes.layout import packed_weights
 from ignis.graph.passes.pipeline import TOGGLES, Pass
 from ignis.native.cache import ObjectCache
-from ignis.native.host import host_target
+from ignis.native.host import running_target
 from ignis.native.library import BuildReport
 from ignis.runtime.engine import (
     Engine,
@@ -132,7 +132,7 @@ def compile_model(
         graph, passes = run_pipeline(naive, disabled, on_pass)
         verify(graph, legalized=True)
         options = EngineOptions(
-            n_threads, n_ctx, n_slots, target or settings_target(settings),
+            n_threads, n_ctx, n_slots, target or running_target(settings.target),
             ObjectCache(settings.objects_dir), "plan_memory" not in disabled,
         )  # fmt: skip
         kind = NativeEngine if engine == "graph" else ImperativeEngine
@@ -179,11 +179,6 @@ def constant_of(file: GGUFFile, name: str) -> float | None:
     first = float(array[0])
     bits = array.view("u4")
     return first if math.isfinite(first) and bool((bits == bits[0]).all()) else None
-
-
-def settings_target(settings: Settings) -> Target:
-    """The processor to compile for: the level that IGNIS_TARGET forces, or this one."""
-    return host_target() if settings.target is None else Target.level(settings.target)
 
 
 def _context(config: ModelConfig, wanted: int | None) -> int:

@@ -61,6 +61,10 @@ class Target:
     def is_arm(self) -> bool:
         return self.triple.startswith(("aarch64", "arm64"))
 
+    def runs(self, other: Target) -> bool:
+        """Whether code for `other` runs here."""
+        return self.is_x86 == other.is_x86 and other.features <= self.features
+
     def has(self, feature: str) -> bool:
         return feature in self.features
 

@@ -24,8 +24,7 @@ _GUARD_NBYTES = 256
 def levels() -> tuple[str, ...]:
     """The targets that this machine can run: itself and the feature levels below it."""
     host = host_target()
-    names = [name for name in Target.levels() if Target.level(name).features <= host.features]
-    return ("host", *(name for name in names if name.startswith("x86") == host.is_x86))
+    return ("host", *(name for name in Target.levels() if host.runs(Target.level(name))))
 
 
 def target(level: str) -> Target:

@@ -19,7 +19,6 @@ from ignis.kernels.matmul import matmul_rows, pack_panels
 from ignis.kernels.matmul_float import matmul_float
 from ignis.native.codegen import emit_assembly, emit_object
 from ignis.native.emit import emit_kernel, new_module
-from ignis.native.host import host_target
 from ignis.target import Target
 
 _WEIGHTS: list[dict[str, Any]] = [{"format": name} for name in ("q8_0", "q4_0", "q4_1")]
@@ -141,17 +140,6 @@ def test_ceilings_stay_in_registers(level: str, name: str) -> None:
     assert not re.search(r"%[xyz]mm.*\(%rsp\)|\(%rsp\).*%[xyz]mm", text)
 
 
-@pytest.mark.parametrize(
-    ("target", "name"),
-    [(Target.level("x86-64-v2"), "SSE"), (Target.level("x86-64-v3"), "AVX2"),
-     (Target.level("x86-64-v4"), "AVX-512"), (Target.level("aarch64"), "NEON"),
-     (replace(Target.level("x86-64-v3"), features=Target.level("x86-64-v3").features
-              | {"avxvnni"}), "AVX-VNNI")],
-)  # fmt: skip
-def test_reports_name_what_decides_the_speed(target: Target, name: str) -> None:
-    assert target.arithmetic == name
-
-
 @pytest.mark.parametrize("format", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
 def test_float_tiles_stay_in_registers(level: str, format: str) -> None:
@@ -171,12 +159,6 @@ def inner_loops(assembly: str) -> list[str]:
         match.group()
         for match in re.finditer(r"^(\.\w+):\n(?:\t.*\n)*?\tj\w+\t\1\n", assembly, re.MULTILINE)
     ]
-
-
-def test_the_host_says_what_it_lacks() -> None:
-    host = host_target()
-    assert host.features and host.absent and not host.features & host.absent
-    assert all(f"-{name}" in host.feature_string.split(",") for name in host.absent)
 
 
 def test_the_parser_sees_undefined_symbols() -> None:

@@ -57,12 +57,12 @@ def compile(  # noqa: A001 - the command's name
     """
     from ignis import hub
     from ignis.cli.progress import TerminalProgress
-    from ignis.compile import settings_target
     from ignis.gguf import open_gguf
     from ignis.inspect import inspect_model
     from ignis.inspect.dot import dot
     from ignis.inspect.page import write_page
     from ignis.inspect.report import report, text_lines
+    from ignis.native.host import chosen_target
     from ignis.settings import Settings
 
     if kernel is not None and emit is None:
@@ -88,7 +88,7 @@ def compile(  # noqa: A001 - the command's name
 
             profile = profile_model(path, settings, n_threads=threads, n_ctx=n_ctx,
                                     weights=weights, disabled=disable)  # fmt: skip
-        write_page(compilation, html, settings_target(settings), profile)
+        write_page(compilation, html, chosen_target(settings.target), profile)
         tell(f"wrote {html} ({html.stat().st_size / 1024:.0f} KiB)", quiet)
     elif as_json:
         click.echo(json.dumps(report(compilation), indent=2))
@@ -115,11 +115,11 @@ def _dump(compilation: Compilation, name: str) -> str:
 
 
 def _emit(compilation: Compilation, form: str, name: str | None) -> None:
-    from ignis.compile import settings_target
     from ignis.inspect.code import find_kernels, kernel_code
+    from ignis.native.host import chosen_target
     from ignis.settings import Settings
 
-    target = settings_target(Settings.from_env())
+    target = chosen_target(Settings.from_env().target)
     for kernel in find_kernels(compilation.kernels(), name):
         shown = kernel_code(kernel, target, form)
         click.echo(f"# {shown.symbol}: {shown.file}, line {shown.line}\n\n{shown.source}")

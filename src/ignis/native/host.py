@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import llvmlite.binding as llvm
 
+from ignis.errors import UsageError
 from ignis.target import Target
 
 
@@ -16,3 +17,19 @@ def host_target() -> Target:
         features=frozenset(name for name, present in features.items() if present),
         absent=frozenset(name for name, present in features.items() if not present),
     )
+
+
+def chosen_target(level: str | None) -> Target:
+    """The processor that a feature level names, or this one: what code can be made for."""
+    return host_target() if level is None else Target.level(level)
+
+
+def running_target(level: str | None) -> Target:
+    """`chosen_target`, of which this machine can run the code; else `UsageError`."""
+    host, target = host_target(), chosen_target(level)
+    if level is not None and not host.runs(target):
+        able = [name for name in Target.levels() if host.runs(Target.level(name))]
+        raise UsageError("this processor can't run that feature level", where="IGNIS_TARGET",
+                         got=level, wanted=" or ".join(able),
+                         hint="leave it unset to use all that there is")  # fmt: skip
+    return target

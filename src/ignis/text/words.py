@@ -116,11 +116,10 @@ def merge_native(kernel: str, words: Sequence[bytes], tables: Mapping[str, Any])
 @cache  # machine code of this process, the same for every vocabulary
 def _library(kernel: str) -> Library:
     from ignis.native.cache import ObjectCache
-    from ignis.native.host import host_target
+    from ignis.native.host import running_target
     from ignis.native.library import Library
     from ignis.settings import Settings
-    from ignis.target import Target
 
     settings = Settings.from_env()
-    target = host_target() if settings.target is None else Target.level(settings.target)
+    target = running_target(settings.target)
     return Library([_KERNELS[kernel]()], target, ObjectCache(settings.objects_dir))
