@@ -202,6 +202,18 @@ class Variable(Protocol):
     def set(self, value: Operand) -> None: ...
 
 
+class TiledDot4(Protocol):
+    """Vectors of unsigned bytes, made ready to meet signed ones several at a time."""
+
+    @property
+    def tile(self) -> int:
+        """How many of `xs` are best given at a time."""
+
+    def sums(self, xs: Sequence[Value], first: int, last: int) -> list[Value]:
+        """For each pointer x the sum of the `dot4` of vectors j, first <= j < last, with the four
+        signed bytes at x + 4 j, repeated."""
+
+
 class Builder(ABC):
     """What a kernel body may say. Helpers are defined once here, on the primitives below."""
 
@@ -316,6 +328,13 @@ class Builder(ABC):
         wide. Signed bytes cost them less than unsigned ones above 129; no byte of `s` may then be
         -128.
         """
+
+    def tile_dot4(self, us: Sequence[Value], u_max: int = 255) -> TiledDot4 | None:
+        """A faster way for vectors that meet many others than one `dot4_sum` after the other.
+
+        None where there is none. `u_max` as in `dot4`.
+        """
+        return None
 
     @abstractmethod
     def dot2(self, acc: Value, a: Value, b: Value) -> Value:

@@ -17,11 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from ignis.kernels import a8, panels
-from ignis.kernels.lang import SMALL_BYTE, Builder, Value, f32, i64, kernel, ptr
-from ignis.kernels.panels import FORMATS, PanelFormat, PanelProducts, RowProducts
+from ignis.kernels.lang import SMALL_BYTE, Builder, TiledDot4, Value, f32, i64, kernel, ptr
+from ignis.kernels.panels import (
+    FORMATS,
+    VECTORS,
+    PanelFormat,
+    PanelProducts,
+    ReadyProducts,
+    RowProducts,
+)  # fmt: skip
 from ignis.kernels.rows import ROWS, Index, PanelRows
 from ignis.kernels.scales import FileHeader, Halves, Header, PanelHeader, Terms, Whole
 
@@ -192,7 +200,7 @@ def panel_sums(
     for _ in k.when(count == 1):
         total, first = k.var(k.const(LANES, 0.0)), place(k.const(i64, 0))
         for weights, block in _blocks(k, fmt, packed, x, n_groups, n_tokens):
-            total.set(weights.add(k, total.get(), block.at(first)))
+            total.set(weights.signed(k).add(k, total.get(), block.at(first)))
         sums.store(total.get())
     for _ in k.when(count > 1):
         _sums(k, fmt, packed, x, n_groups, n_tokens, sums, count, place)
@@ -207,6 +215,7 @@ def _sums(
     A block of weights is unpacked into registers once, as many rows as a vector has lanes, and
     meets every token, whose sums wait in the cache: loads and stores have ports of their own, so
     they cost nothing beside the products, and any number of tokens runs at the same speed.
+    Where loads do cost, all rows of a block meet a tile of tokens side by side.
     """
     for t in k.range(count):
         sums.at(t * LANES.nbytes).store(k.const(LANES, 0.0))
@@ -214,19 +223,21 @@ def _sums(
         for first, weights in block_weights.for_many(k).parts(k):
 
             def add(
-                t: Value, first: int = first, weights: _BlockWeights = weights,
+                ts: Sequence[Value], first: int = first, weights: _BlockWeights = weights,
                 blocks: Value = blocks,
             ) -> None:  # fmt: skip
-                total = sums.at(t * LANES.nbytes + first * f32.nbytes)
-                acc = total.load(f32.x(weights.n_rows))
-                total.store(weights.add(k, acc, blocks.at(place(t))))
+                totals = [sums.at(t * LANES.nbytes + first * f32.nbytes) for t in ts]
+                accs = [total.load(f32.x(weights.n_rows)) for total in totals]
+                after = weights.add_tile(k, accs, [blocks.at(place(t)) for t in ts])
+                for total, result in zip(totals, after, strict=True):
+                    total.store(result)
 
-            whole = count // _UNROLL * _UNROLL
+            whole, tile = count // _UNROLL * _UNROLL, weights.tile
             for t in k.range(0, whole, _UNROLL):
-                for i in range(_UNROLL):
-                    add(t + i)
+                for i in range(0, _UNROLL, tile):
+                    add([t + j for j in range(i, i + tile)])
             for t in k.range(whole, count):
-                add(t)
+                add([t])
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +248,12 @@ class _BlockWeights:
     vectors: Sequence[Value]
     terms: Terms
     u_max: int | None  # of the bytes in `vectors`; None: they are signed
+    tiled: TiledDot4 | None = None  # the vectors, where tokens are faster side by side
+
+    @property
+    def tile(self) -> int:
+        """How many tokens they should meet at a time."""
+        return 1 if self.tiled is None else self.tiled.tile
 
     @property
     def n_rows(self) -> int:
@@ -245,6 +262,21 @@ class _BlockWeights:
     def add(self, k: Builder, acc: Value, block: Value) -> Value:
         """`acc` and the block's products with one token's block of A8."""
         return self.terms.add(k, acc, PanelProducts(k, self.u_max, self.vectors, block), block)
+
+    def add_tile(
+        self, k: Builder, accs: Sequence[Value], blocks: Sequence[Value]
+    ) -> list[Value]:
+        """`add` of several tokens."""
+        if self.tiled is None:
+            return [self.add(k, *one) for one in zip(accs, blocks, strict=True)]
+        # The integers of all tokens side by side, then the rest one by one.
+        middle = [VECTORS // 2] if isinstance(self.terms, Halves) else []
+        spans = pairwise([0, *middle, VECTORS])
+        sums = zip(*[self.tiled.sums(blocks, *span) for span in spans], strict=True)
+        return [
+            self.terms.add(k, acc, ReadyProducts(of_token), block)
+            for acc, of_token, block in zip(accs, sums, blocks, strict=True)
+        ]
 
     def signed(self, k: Builder) -> _BlockWeights:
         """The same sums from signed bytes, where large unsigned ones cost more."""
@@ -258,13 +290,18 @@ class _BlockWeights:
         """The same sums from weights that take longer to unpack, where that saves products."""
         to = self.fmt.scaled
         if to is None or not (to.u_max <= SMALL_BYTE or k.wide_dot4):
-            return self
+            assert self.u_max is not None
+            tiled = k.tile_dot4(self.vectors, self.u_max)
+            return self.signed(k) if tiled is None else replace(self, tiled=tiled)
         assert isinstance(self.terms, Halves)
         vectors, terms = self.terms.scale_codes(k, self.vectors, to)
         return _BlockWeights(self.fmt, vectors, terms, to.u_max)
 
     def parts(self, k: Builder) -> Iterator[tuple[int, _BlockWeights]]:
         """As many rows at a time as a vector has lanes, and the number of the first."""
+        if self.tiled is not None:
+            yield 0, self
+            return
         n_rows = min(k.vector_lanes, self.n_rows)
         for first in range(0, self.n_rows, n_rows):
             yield first, _of_rows(self, first, n_rows)
@@ -296,7 +333,7 @@ def _blocks(
             vectors = panels.unpack_block(k, fmt, quants)
             terms = fmt.scheme.terms(k, header, b, fmt.offset)
             index = g * fmt.group_blocks + b
-            weights = _BlockWeights(fmt, vectors, terms, fmt.u_max).signed(k)
+            weights = _BlockWeights(fmt, vectors, terms, fmt.u_max)
             yield weights, x.at(index * (n_tokens * a8.BLOCK_NBYTES))
 
 

@@ -218,6 +218,20 @@ class PanelProducts(NamedTuple):
         return self.k.dot4_sum(start, self.vectors[first:last], x, self.u_max)
 
 
+class ReadyProducts(NamedTuple):
+    """Dot products that are there: one sum of a block, or one of each half."""
+
+    sums: Sequence[Value]
+
+    def whole(self, start: Value) -> Value:
+        (total,) = self.sums
+        return start + total
+
+    def halves(self) -> tuple[Value, Value]:
+        first, last = self.sums
+        return first, last
+
+
 class RowProducts(NamedTuple):
     """Dot products of block `b` of 16 rows as they lie in the file with the 32 bytes at `x`."""
 

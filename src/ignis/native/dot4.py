@@ -51,8 +51,7 @@ def emit(k: LlvmBuilder, acc: Value, u: Value, s: Value, u_max: int) -> Value:
         return k.intrinsic(f"llvm.x86.avx512.vpdpbusd.{bits}", acc.type, acc, u, s)
     words = i16.x(u.type.lanes // 2)
     if u_max <= SMALL_BYTE:
-        pairs = k.intrinsic(_MADDUBS[bits], words, u, s)
-        return acc + k.intrinsic(_MADD[bits], acc.type, pairs, k.const(words, 1))
+        return acc + k.intrinsic(_MADD[bits], acc.type, pairs(k, u, s), k.const(words, 1))
     u_words, s_words = u.bits(words), s.bits(words)
     even = k.intrinsic(_MADD[bits], acc.type, u_words & 0xFF, (s_words << 8).sar(8))
     odd = k.intrinsic(_MADD[bits], acc.type, u_words >> 8, s_words.sar(8))
@@ -81,21 +80,33 @@ def emit_sum(
             size = k.intrinsic(sign, x.type, x, x)
             acc = emit(k, acc, size, k.intrinsic(sign, x.type, y, x), SMALL_BYTE)
         return acc
-    # A word is the sum of two products: of bytes up to u_max and -128.
-    n_words = 128 // u_max
+    n_words = pairs_in_word(u_max)
     if n_words < 2:
         return _chains(k, acc, a, s, u_max)
     words = i16.x(a[0].type.lanes // 2)
     for first in range(0, len(a), n_words):
-        pairs = [
-            k.intrinsic(_MADDUBS[bits], words, x, y)
+        sums = [
+            pairs(k, x, y)
             for x, y in zip(a[first : first + n_words], s[first : first + n_words], strict=True)
         ]
-        total = pairs[0]
-        for pair in pairs[1:]:
+        total = sums[0]
+        for pair in sums[1:]:
             total = total + pair
         acc = acc + k.intrinsic(_MADD[bits], acc.type, total, k.const(words, 1))
     return acc
+
+
+def pairs(k: LlvmBuilder, u: Value, s: Value) -> Value:
+    """u[2i] * s[2i] + u[2i+1] * s[2i+1] as words, for u up to `SMALL_BYTE`; x86 alone has it."""
+    bits = u.type.nbytes * 8
+    if bits > k.target.vector_bits:
+        return k.concat(*[pairs(k, half(u), half(s)) for half in (k.low_half, k.high_half)])
+    return k.intrinsic(_MADDUBS[bits], i16.x(u.type.lanes // 2), u, s)
+
+
+def pairs_in_word(u_max: int) -> int:
+    """How many sums of two products, of bytes up to u_max and -128, are a word when added."""
+    return 128 // u_max
 
 
 def _chains(

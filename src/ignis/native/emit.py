@@ -18,6 +18,7 @@ from ignis.kernels.lang import (
     Builder,
     Kernel,
     Operand,
+    TiledDot4,
     Type,
     Value,
     f16,
@@ -30,7 +31,7 @@ from ignis.kernels.lang import (
     i64,
     ptr,
 )  # fmt: skip
-from ignis.native import dot2, dot4, lookup
+from ignis.native import dot2, dot4, dot4_tiles, lookup
 from ignis.target import Target
 
 _FLOATS = {16: ir.HalfType(), 32: ir.FloatType(), 64: ir.DoubleType()}
@@ -232,6 +233,9 @@ class LlvmBuilder(Builder):
         self, acc: Value, a: Sequence[Value], s: Sequence[Value], u_max: int | None = 255
     ) -> Value:
         return dot4.emit_sum(self, acc, a, s, u_max)
+
+    def tile_dot4(self, us: Sequence[Value], u_max: int = 255) -> TiledDot4 | None:
+        return dot4_tiles.tiled(self, us, u_max)
 
     def data(self, content: bytes) -> Value:
         digest = hashlib.sha256(content).hexdigest()
