@@ -13,6 +13,8 @@ import pytest
 
 import ignis.kernels
 from ignis.kernels import ceilings
+from ignis.kernels.attention import attend
+from ignis.kernels.attention_split import attend_split
 from ignis.kernels.embed import embed
 from ignis.kernels.lang import Kernel, KernelFamily
 from ignis.kernels.matmul import matmul_rows, pack_panels
@@ -46,6 +48,7 @@ _CHOICES: dict[str, list[dict[str, Any]]] = {
 }
 # The linker itself provides this name: position-independent code finds its constants from it.
 _OF_THE_LINKER = {"_GLOBAL_OFFSET_TABLE_"}
+_ON_THE_STACK = r"%[xyz]mm.*\(%rsp\)|\(%rsp\).*%[xyz]mm"
 # What has a form of its own on a processor that otherwise equals a lower level.
 _WITH_DOTPROD = {"matmul_rows", "chain_dot4"}
 _MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -137,7 +140,25 @@ def test_ceilings_stay_in_registers(level: str, name: str) -> None:
     emit_kernel(module, target, kernel)
     text = emit_assembly(module, target)
     assert ("%zmm" in text) == (level == "x86-64-v4")
-    assert not re.search(r"%[xyz]mm.*\(%rsp\)|\(%rsp\).*%[xyz]mm", text)
+    assert not re.search(_ON_THE_STACK, text)
+
+
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 80), (3, 64), (7, 128)])
+def test_attention_multiplies_in_registers(level: str, group: int, head_dim: int) -> None:
+    """Tiles that are too large go through the stack, all of them; one or two operands may."""
+    target = Target.level(level)
+    for family in (attend, attend_split):
+        kernel = family(head_dim=head_dim, group=group)
+        module = new_module(target, kernel.symbol)
+        emit_kernel(module, target, kernel)
+        bodies = re.findall(r"\n(\.LBB\w+):\n((?:(?!\.LBB).*\n)*?)\tj\w+\t\1\n",
+                            emit_assembly(module, target))  # fmt: skip
+        # Those that shift are exponentials: their constants may well lie on the stack.
+        products = [body for _, body in bodies if "vfmadd" in body and "vpslld" not in body]
+        assert len(products) >= 3, "keys, values, and merging at least"
+        for body in products:
+            assert len(re.findall(_ON_THE_STACK, body)) <= body.count("vfmadd") // 2
 
 
 @pytest.mark.parametrize("format", ["f32", "f16", "bf16"])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ignis.kernels.kv_pages import PAGE, PageTable
 from ignis.kernels.lang import Builder, Value, f32, i32, i64
-from ignis.kernels.register_tiles import Tile, best_tile, divisors
+from ignis.kernels.register_tiles import Sums, Tile, best_tile, divisors
 from ignis.kernels.segments import (
     SEGMENT,
     Visible,
@@ -219,16 +219,13 @@ def _column(b: Block, page: Value, d: Value, width: int) -> Value:
 def _products(b: Block, rows: Sequence[Value], page: Value, width: int) -> list[list[Value]]:
     """q . key for some rows and 16 keys of each of `width` pages of the tile."""
     k, vector = b.k, f32.x(PAGE)
-    chains = [[k.var(k.const(vector, 0.0)) for _ in range(width)] for _ in rows]
+    sums = Sums(k, [[k.const(vector, 0.0)] * width for _ in rows])
     queries = [b.place(b.q, row) for row in rows]
     for d in k.range(b.table.head_dim):
         column = _column(b, page, d, width)
         keys = [column.at(i * _VECTOR_NBYTES).load(vector) for i in range(width)]
-        for query, row_chains in zip(queries, chains, strict=True):
-            x = query.at(d * f32.nbytes).load(f32).splat(PAGE)
-            for chain, key in zip(row_chains, keys, strict=True):
-                chain.set(k.fma(x, key, chain.get()))
-    return [[chain.get() for chain in row_chains] for row_chains in chains]
+        sums.add([query.at(d * f32.nbytes) for query in queries], keys)
+    return sums.get()
 
 
 def _weights(b: Block, segment: Value, first_row: Value) -> None:
@@ -323,29 +320,24 @@ def _sum_tile(
          for i in range(tile.width)]
         for row in rows
     ]  # fmt: skip
-    chains = [
-        [k.var(k.select(is_first, 0.0, place.load(vector))) for place in row] for row in places
-    ]
+    sums = Sums(k, [[k.select(is_first, 0.0, p.load(vector)) for p in row] for row in places])
 
     def add(start: Value, stop: Value, shared: bool) -> None:
         for key in k.range(start, stop):
             source = b.scratch.tile.at(key * (tile.width * _VECTOR_NBYTES))
             values = [source.at(i * _VECTOR_NBYTES).load(vector) for i in range(tile.width)]
-            for r, row in enumerate(chains):
-                weight = weights[r].at(key * f32.nbytes).load(f32).splat(PAGE)
-                is_seen = (key >= begins[r]) & (key < ends[r])
-                for chain, value in zip(row, values, strict=True):
-                    total = k.fma(weight, value, chain.get())
-                    chain.set(total if shared else k.select(is_seen, total, chain.get()))
+            is_seen = [(key >= i) & (key < end) for i, end in zip(begins, ends, strict=True)]
+            numbers = [row.at(key * f32.nbytes) for row in weights]
+            sums.add(numbers, values, where=None if shared else is_seen)
 
     seen_by_all = k.maximum(begins[-1], ends[0])
     if b.window:
         add(begins[0], begins[-1], shared=False)
     add(begins[-1], seen_by_all, shared=True)
     add(seen_by_all, ends[-1], shared=False)
-    for row_places, row in zip(places, chains, strict=True):
-        for place, chain in zip(row_places, row, strict=True):
-            place.store(chain.get())
+    for row_places, row in zip(places, sums.get(), strict=True):
+        for place, total in zip(row_places, row, strict=True):
+            place.store(total)
 
 
 def _merge(b: Block, segment: Value, row: Value) -> None:

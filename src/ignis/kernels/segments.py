@@ -11,10 +11,10 @@ from typing import NamedTuple
 from ignis.kernels import math
 from ignis.kernels.kv_pages import PAGE, PageTable
 from ignis.kernels.lang import Builder, Value, f32, i32, i64
+from ignis.kernels.register_tiles import Sums, divisors, widest_tiles
 
 SEGMENT = 256  # keys that share one maximum
-_PAGES_AHEAD = 4  # of values, that are asked for
-_MAX_CHAINS = 24  # accumulators that still fit the registers beside their operands
+_PAGES_AHEAD = 4  # that are asked for; heads that do not fit the registers together take turns
 
 
 class Visible(NamedTuple):
@@ -96,11 +96,9 @@ def attend_segment(
         maximum, total = softmax_of_segment(k, scores, keys.begin, keys.end, softcap)
         row.at(head_dim * f32.nbytes).store(maximum)
         row.at((head_dim + 1) * f32.nbytes).store(total)
-    width = value_width(head_dim, group)
-    for first in k.range(0, head_dim, width * PAGE):
-        for head, chains in enumerate(_weighted_sum(keys, scratch, group, first, width)):
-            for place, chain in enumerate(chains):
-                rows.at(head).at((first + place * PAGE) * f32.nbytes).store(chain)
+        for at in k.range(0, head_dim * f32.nbytes, PAGE * f32.nbytes):
+            row.at(at).store(k.const(f32.x(PAGE), 0.0))
+    _weighted_sums(keys, scratch, rows, group)
 
 
 def merge_row(k: Builder, row: Value, later: Value, head_dim: int) -> None:
@@ -153,11 +151,12 @@ def lane_maxima(k: Builder, scores: Value, begin: Value, end: Value, softcap: fl
         for key in k.range(first, end, PAGE):
             place = scores.at(key * f32.nbytes)
             place.store(math.softcap(k, place.load(vector), k.const(vector, softcap)))
-    lanes = k.const(i32.x(PAGE), list(range(PAGE)))
-    for key in (first, (end - 1) - (end - 1) % PAGE):
+    lanes, last = k.const(i32.x(PAGE), list(range(PAGE))), (end - 1) - (end - 1) % PAGE
+    for key, seen in (
+        (first, lanes >= (begin - first).to(i32).splat(PAGE)),
+        (last, lanes < (end - last).to(i32).splat(PAGE)),
+    ):
         place = scores.at(key * f32.nbytes)
-        seen = lanes < (end - key).to(i32).splat(PAGE)
-        seen = seen & (lanes >= (begin - key).to(i32).splat(PAGE))
         place.store(k.select(seen, place.load(vector), float("-inf")))
     largest = k.var(k.const(vector, float("-inf")))
     for key in k.range(first, end, PAGE):
@@ -186,52 +185,41 @@ def larger(k: Builder, a: Value, b: Value) -> Value:
     return k.select(a > b, a, b)
 
 
-def key_pages(n_rows: int) -> int:
-    """Pages whose keys are multiplied at once: each of some rows takes an accumulator a page.
-
-    Four are enough to hide the latency of fma.
-    """
-    return 4 if 4 * n_rows <= _MAX_CHAINS else 2
-
-
-def value_width(head_dim: int, group: int) -> int:
-    """Vectors of dimensions, a divisor of a head's, whose accumulators fit the registers."""
-    n_vectors = head_dim // PAGE
-    return max(w for w in range(1, n_vectors + 1)
-               if n_vectors % w == 0 and (w * group <= _MAX_CHAINS or w == 1))  # fmt: skip
-
-
 def _scores(keys: Keys, q: Value, scale: Value, scores: Value, group: int) -> None:
     """scores[head][key] = (q . key) * scale over the segment, several pages at once.
 
     Past the last page it is read again in place of pages that are not there; `lane_maxima` masks
     what a page holds of other keys, and nobody reads the scores of a page too many.
     """
-    k, head_dim = keys.table.k, keys.table.head_dim
-    vector, factor, nbytes = f32.x(PAGE), scale.splat(PAGE), PAGE * f32.nbytes
-    at_once = key_pages(group)
+    k = keys.table.k
+    tiles = widest_tiles(k, group, (1, 2, 4))
+    at_once = max(width for _, width in tiles)
     first, last = keys.begin // PAGE, (keys.end - 1) // PAGE
     for index in k.range(first - first % at_once, last + 1, at_once):
-        pages = []
-        for i in range(at_once):
-            page = k.minimum(index + i, last)
-            pages.append(keys.page(k.maximum(page, first) if keys.visible.window else page))
-        ahead = [_page_ahead(keys, index + at_once + i, first, last) for i in range(at_once)]
-        chains = [[k.var(k.const(vector, 0.0)) for _ in pages] for _ in range(group)]
-        for d, columns in keys.table.columns(pages):
-            for page in ahead:
-                k.prefetch(page.at(d * (keys.table.half_nbytes // head_dim)))
-            for head in range(group):
-                x = q.at(d * f32.nbytes + head * head_dim * f32.nbytes).load(f32).splat(PAGE)
-                for chain, column in zip(chains[head], columns, strict=True):
-                    chain.set(k.fma(x, column, chain.get()))
-        for head in range(group):
-            for i, chain in enumerate(chains[head]):
-                place = scores.at(index * nbytes + (head * SEGMENT + i * PAGE) * f32.nbytes)
-                place.store(chain.get() * factor)
+        for heads, width in tiles:
+            for page in k.range(index, k.minimum(index + at_once, last + 1), width):
+                for head, row in zip(heads, _products(keys, q, page, heads, width), strict=True):
+                    place = scores.at(page * (PAGE * f32.nbytes) + head * (SEGMENT * f32.nbytes))
+                    for i, product in enumerate(row):
+                        place.at(i * PAGE * f32.nbytes).store(product * scale.splat(PAGE))
 
 
-def _page_ahead(keys: Keys, index: Value, first: Value, last: Value) -> Value:
+def _products(keys: Keys, q: Value, page: Value, heads: range, width: int) -> list[list[Value]]:
+    """q . key for some heads and 16 keys of each of `width` pages."""
+    k, head_dim = keys.table.k, keys.table.head_dim
+    first, last = keys.begin // PAGE, (keys.end - 1) // PAGE
+    indices = [k.minimum(page + i, last) for i in range(width)]
+    pages = [keys.page(k.maximum(i, first) if keys.visible.window else i) for i in indices]
+    ahead = [_keys_ahead(keys, page + _PAGES_AHEAD + i, first, last) for i in range(width)]
+    sums = Sums(k, [[k.const(f32.x(PAGE), 0.0)] * width for _ in heads])
+    for d, columns in keys.table.columns(pages):
+        sums.add([q.at((d + head * head_dim) * f32.nbytes) for head in heads], columns)
+        for place in ahead if heads[0] == 0 else ():
+            k.prefetch(place.at(d * (keys.table.half_nbytes // head_dim)), level=2)
+    return sums.get()
+
+
+def _keys_ahead(keys: Keys, index: Value, first: Value, last: Value) -> Value:
     """Where the keys of a page begin, for asking for them; behind the last page the first values.
 
     The processor's own prefetching ends where the values behind a page's keys begin.
@@ -243,26 +231,61 @@ def _page_ahead(keys: Keys, index: Value, first: Value, last: Value) -> Value:
     return page.at(k.select(is_key, k.const(i64, 0), k.const(i64, keys.table.half_nbytes)))
 
 
-def _weighted_sum(
-    keys: Keys, weights: Value, group: int, first_d: Value, width: int
-) -> list[list[Value]]:
-    """For each head and `width` vectors of dimensions: sum of weight * value, keys ascending."""
+def _values_ahead(keys: Keys, index: Value) -> Value:
+    """Where the values of a page begin, for asking for them; behind the segment the next keys."""
     k = keys.table.k
-    chains = [[k.var(k.const(f32.x(PAGE), 0.0)) for _ in range(width)] for _ in range(group)]
-    begin, end, row_size = keys.begin, keys.end, keys.table.half_nbytes // PAGE
+    page = keys.page(k.minimum(index, (keys.visible.last - keys.segment) // PAGE))
+    is_here = index < SEGMENT // PAGE
+    return page.at(k.select(is_here, k.const(i64, keys.table.half_nbytes), k.const(i64, 0)))
+
+
+def _weighted_sums(keys: Keys, weights: Value, rows: Rows, group: int) -> None:
+    """Add weight * value to each head's row, keys ascending.
+
+    Heads and dimensions that do not fit the registers together take turns, a few pages each, so
+    that memory is read as evenly as possible.
+    """
+    k, head_dim = keys.table.k, keys.table.head_dim
+    tiles = widest_tiles(k, group, divisors(head_dim // PAGE))
+    is_whole = [width * PAGE for _, width in tiles] == [head_dim]
+    n_keys = SEGMENT if is_whole else _PAGES_AHEAD * PAGE
+    begin, end = keys.begin, keys.end
+    for first in k.range(begin - begin % n_keys, end, n_keys):
+        seen = k.maximum(begin, first), k.minimum(end, first + n_keys)
+        for heads, width in tiles:
+            for first_d in k.range(0, head_dim, width * PAGE):
+                _add_values(keys, weights, rows, heads, seen, (first_d, width))
+
+
+def _add_values(
+    keys: Keys, weights: Value, rows: Rows, heads: range, seen: tuple[Value, Value],
+    dimensions: tuple[Value, int],
+) -> None:  # fmt: skip
+    """Add weight * value for some keys, heads, and vectors of dimensions: the first, how many."""
+    k, table, nbytes = keys.table.k, keys.table, PAGE * f32.nbytes
+    (begin, end), (first_d, width) = seen, dimensions
+    row_size = table.half_nbytes // PAGE
+    # The first heads ask for what all of them read.
+    lines = range(0, width * PAGE * row_size // table.head_dim, 64) if heads[0] == 0 else ()
+    places = [
+        [rows.at(head).at(first_d * f32.nbytes + i * nbytes) for i in range(width)]
+        for head in heads
+    ]
+    sums = Sums(k, [[place.load(f32.x(PAGE)) for place in row] for row in places])
     for first in k.range(begin - begin % PAGE, end, PAGE):
         page = keys.page(first // PAGE)
-        ahead = keys.page(k.minimum(first // PAGE + _PAGES_AHEAD, (end - 1) // PAGE))
+        ahead = _values_ahead(keys, first // PAGE + _PAGES_AHEAD)
+        ahead = ahead.at(first_d * row_size // table.head_dim)
         row_begin = k.const(i64, 0)
         if keys.visible.window:
             row_begin = k.maximum(begin - first, row_begin)
         for row in k.range(row_begin, k.minimum(end - first, k.const(i64, PAGE))):
-            values = keys.table.vectors(page, row, first_d, width)
-            for line in range(0, row_size, 64):
-                k.prefetch(ahead.at(keys.table.half_nbytes + row * row_size + line))
-            for head in range(group):
-                place = (first + row) * f32.nbytes + head * SEGMENT * f32.nbytes
-                weight = weights.at(place).load(f32).splat(PAGE)
-                for chain, value in zip(chains[head], values, strict=True):
-                    chain.set(k.fma(weight, value, chain.get()))
-    return [[chain.get() for chain in row] for row in chains]
+            numbers = [
+                weights.at((first + row + head * SEGMENT) * f32.nbytes) for head in heads
+            ]
+            sums.add(numbers, table.vectors(page, row, first_d, width))
+            for line in lines:
+                k.prefetch(ahead.at(row * row_size + line), level=2)
+    for row_places, row_sums in zip(places, sums.get(), strict=True):
+        for place, total in zip(row_places, row_sums, strict=True):
+            place.store(total)
