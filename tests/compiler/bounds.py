@@ -65,10 +65,12 @@ def bound(op: Operation, step: Evaluation, wanted: NDArray[np.float64]) -> Any:
         spread = logits.max(axis=1, keepdims=True) - logits.min(axis=1, keepdims=True)
         return (2 * spread + logits.shape[1] + 10) * U * size + TINY
     if op.name == "row_gate":
-        # The score errs by D u of its products' sizes; the sigmoid passes on at most as much.
+        # The score errs by D u of its products' sizes; the sigmoid passes on at most as much, and
+        # is 0 where e to the -score exceeds the largest f32.
         x, w = step[op.operand("x")], step[op.operand("weight")]  # type: ignore[index]
         products = np.abs(x) @ np.abs(w).reshape(-1, 1)
-        return ((x.shape[1] + 2) * products + 8) * U * size + TINY
+        vanished = np.abs(step[op.operands[0]]) * 2.0**-128
+        return ((x.shape[1] + 2) * products + 8) * U * size + vanished + TINY
     assert op.name in ("attention", "attend"), op.name
     return _attention_bound(op, step)
 
