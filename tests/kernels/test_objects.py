@@ -171,7 +171,7 @@ def test_float_tiles_stay_in_registers(level: str, format: str) -> None:
     loops = [x for x in inner_loops(emit_assembly(module, target)) if "vfmadd" in x]
     assert max(x.count("vfmadd") for x in loops) == (24 if level == "x86-64-v4" else 12)
     for loop in (x for x in loops if x.count("vfmadd") > 1):  # one: the values behind the last 16
-        assert not re.search(r"%[xyz]mm.*\(%rsp\)|\(%rsp\).*%[xyz]mm", loop), loop
+        assert not re.search(_ON_THE_STACK, loop), loop
 
 
 def inner_loops(assembly: str) -> list[str]:

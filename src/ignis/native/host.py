@@ -26,8 +26,8 @@ def chosen_target(level: str | None) -> Target:
 
 def running_target(level: str | None) -> Target:
     """`chosen_target`, of which this machine can run the code; else `UsageError`."""
-    host, target = host_target(), chosen_target(level)
-    if level is not None and not host.runs(target):
+    target = chosen_target(level)
+    if level is not None and not (host := host_target()).runs(target):
         able = [name for name in Target.levels() if host.runs(Target.level(name))]
         raise UsageError("this processor can't run that feature level", where="IGNIS_TARGET",
                          got=level, wanted=" or ".join(able),
