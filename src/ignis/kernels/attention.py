@@ -7,7 +7,7 @@ is alone reads keys and values directly. What a query computes, and in which ord
 from __future__ import annotations
 
 from ignis.kernels.attention_block import Block, Scratch, attend_block, block_queries
-from ignis.kernels.kv_pages import PageTable, check_head_dim, find_kv_type
+from ignis.kernels.kv_pages import PageTable, check_head_dim
 from ignis.kernels.lang import Builder, Value, f32, i32, i64, kernel, ptr
 from ignis.kernels.segments import (
     SEGMENT,
@@ -44,8 +44,8 @@ def attend(
     H / K. The keys of the step's own tokens must already be stored. `scratch` holds
     `attend_scratch_nbytes(group, head_dim)` bytes.
     """
-    check_head_dim(head_dim)
-    table = PageTable(k, base, pages, pages_per_slot, n_pages, head_dim, find_kv_type(kv_type))
+    kind = check_head_dim(head_dim, kv_type)
+    table = PageTable(k, base, pages, pages_per_slot, n_pages, head_dim, kind)
     unit = k.var(begin)
     for _ in k.loop(lambda: unit.get() < end):
         chunk, behind = unit.get() // n_tokens, unit.get() % n_tokens

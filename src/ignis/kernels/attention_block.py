@@ -7,7 +7,7 @@ merge the same segments but for those that a window hides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ignis.kernels.kv_pages import PAGE, PageTable
@@ -15,11 +15,13 @@ from ignis.kernels.lang import Builder, Value, f32, i32, i64
 from ignis.kernels.register_tiles import Sums, Tile, best_tile, divisors
 from ignis.kernels.segments import (
     SEGMENT,
+    Scale,
     Visible,
-    lane_maxima,
+    keep_scores,
     lane_weights,
     larger,
     merge_factors,
+    seen_lanes,
 )
 
 _VECTOR_NBYTES = PAGE * f32.nbytes
@@ -169,10 +171,12 @@ def attend_block(b: Block) -> None:
             _weights(b, segment, row)
         for first in k.range(0, head_dim, value_tile.width * PAGE):
             _sums(b, segment, first, value_tile)
-        for row in k.range(b.n_rows(segment)):
-            _merge(b, segment, row)
-    for row in k.range(b.n_queries * b.group):
-        _finish(b, row)
+        for _ in k.when(segment + SEGMENT <= b.position):
+            for row in k.range(b.n_rows(segment)):
+                _merge(b, segment, row)
+        for _ in k.when(segment + SEGMENT > b.position):
+            for row in k.range(b.n_queries * b.group):
+                _finish(b, segment, row)
 
 
 def _scores(b: Block, segment: Value) -> None:
@@ -183,17 +187,24 @@ def _scores(b: Block, segment: Value) -> None:
     k, tile = b.k, best_tile(b.k, (4, 2, 1))
     at_once = min(_KEY_PAGES, _TILE_NBYTES // (b.table.head_dim * _VECTOR_NBYTES))
     at_once = max(tile.width, at_once // tile.width * tile.width)
+    for row in k.range(b.n_rows(segment)):
+        b.scratch.lanes(row).store(k.const(f32.x(PAGE), float("-inf")))
     first = b.visible(0).begin(segment) // PAGE
     seen_by_all = b.visible(0).end(segment) // PAGE
     rest = seen_by_all - seen_by_all % at_once
     for page in k.range(first - first % at_once, rest, at_once):
-        _score_tile(b, segment, page, at_once, tile)
+        _score_tile(b, segment, page, at_once, tile, is_seen=True)
     for page in k.range(rest, b.n_pages(segment)):
-        _score_tile(b, segment, page, 1, best_tile(k, (1,)))
+        _score_tile(b, segment, page, 1, best_tile(k, (1,)), is_seen=False)
 
 
-def _score_tile(b: Block, segment: Value, page: Value, n_pages: int, tile: Tile) -> None:
-    """Scores with the keys of a few pages; pages before all windows are not touched."""
+def _score_tile(
+    b: Block, segment: Value, page: Value, n_pages: int, tile: Tile, is_seen: bool
+) -> None:
+    """Scores with the keys of a few pages; pages before all windows are not touched.
+
+    `is_seen`: no query is before any of the keys.
+    """
     k, width = b.k, tile.width
     first = b.visible(0).begin(segment) // PAGE
     for at in k.range(0, n_pages, width):
@@ -206,9 +217,18 @@ def _score_tile(b: Block, segment: Value, page: Value, n_pages: int, tile: Tile)
         rows = b.rows(segment, row, tile.rows)
         for at in k.range(0, n_pages, width):
             for r, products in zip(rows, _products(b, rows, at, width), strict=True):
+                seen = None
+                if b.window or not is_seen:
+                    seen = [_seen_lanes(b, segment, r, page + at + i) for i in range(width)]
                 scores = b.scratch.scores(r).at((page + at) * _VECTOR_NBYTES)
-                for i, product in enumerate(products):
-                    scores.at(i * _VECTOR_NBYTES).store(product * b.scale.splat(PAGE))
+                keep_scores(k, products, Scale(b.scale, b.softcap), seen, scores,
+                            b.scratch.lanes(r))  # fmt: skip
+
+
+def _seen_lanes(b: Block, segment: Value, row: Value, page: Value) -> Value:
+    """Which keys of a segment's page a row sees."""
+    begin, end = b.keys(segment, row)
+    return seen_lanes(b.k, begin if b.window else None, end, page)
 
 
 def _column(b: Block, page: Value, d: Value, width: int) -> Value:
@@ -233,10 +253,6 @@ def _weights(b: Block, segment: Value, first_row: Value) -> None:
     k, vector = b.k, f32.x(PAGE)
     state = b.scratch.state(first_row)
     n_rows = k.minimum(b.n_rows(segment) - first_row, k.const(i64, PAGE))
-    for row in k.range(first_row, first_row + n_rows):
-        begin, end = b.keys(segment, row)
-        largest = lane_maxima(k, b.scratch.scores(row), begin, end, b.softcap)
-        b.scratch.lanes(row).store(largest)
     maxima = _over_lanes(b, first_row, lambda x, y: larger(k, x, y))
     is_first = _first_segments(b, first_row) == segment.to(i32).splat(PAGE)
     merged, a1, a2 = merge_factors(k, state.at(_M).load(vector), maxima)
@@ -342,6 +358,20 @@ def _sum_tile(
 
 def _merge(b: Block, segment: Value, row: Value) -> None:
     """Merge the segment's weighted values with those of the segments before it."""
+    for d, merged in _merged(b, segment, row):
+        b.scratch.merged(row).at(d).store(merged)
+
+
+def _finish(b: Block, segment: Value, row: Value) -> None:
+    """Merge the last segment, which every row sees: y = o / l."""
+    y = b.place(b.y, row)
+    total = b.scratch.state(row).at(_L).load(f32).splat(PAGE)
+    for d, merged in _merged(b, segment, row):
+        y.at(d).store(merged / total)
+
+
+def _merged(b: Block, segment: Value, row: Value) -> Iterator[tuple[Value, Value]]:
+    """Where a vector of dimensions begins, in bytes, and what is weighed of it up to a segment."""
     k, vector = b.k, f32.x(PAGE)
     is_first = segment == b.seen_by(row).first_segment
     sums, merged, state = b.scratch.sums(row), b.scratch.merged(row), b.scratch.state(row)
@@ -349,12 +379,4 @@ def _merge(b: Block, segment: Value, row: Value) -> None:
     for d in k.range(0, b.table.head_dim * f32.nbytes, _VECTOR_NBYTES):
         here = sums.at(d).load(vector)
         both = k.fma(merged.at(d).load(vector), a1, here * a2)
-        merged.at(d).store(k.select(is_first, here, both))
-
-
-def _finish(b: Block, row: Value) -> None:
-    """y = o / l."""
-    k, y = b.k, b.place(b.y, row)
-    total = b.scratch.state(row).at(_L).load(f32).splat(PAGE)
-    for d in k.range(0, b.table.head_dim * f32.nbytes, _VECTOR_NBYTES):
-        y.at(d).store(b.scratch.merged(row).at(d).load(f32.x(PAGE)) / total)
+        yield d, k.select(is_first, here, both)

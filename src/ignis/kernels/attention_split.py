@@ -9,7 +9,7 @@ and by the same formula as `attention.attend`, so the bits are the same and no b
 
 from __future__ import annotations
 
-from ignis.kernels.kv_pages import PageTable, check_head_dim, find_kv_type
+from ignis.kernels.kv_pages import PageTable, check_head_dim
 from ignis.kernels.lang import Builder, Value, f32, i32, i64, kernel, ptr
 from ignis.kernels.segments import (
     SEGMENT,
@@ -20,6 +20,7 @@ from ignis.kernels.segments import (
     finish_row,
     merge_row,
     row_nbytes,
+    segment_scratch_nbytes,
 )
 
 
@@ -33,8 +34,8 @@ def max_segments(n_ctx: int) -> int:
 
 
 def attend_split_scratch_nbytes(group: int) -> int:
-    """Scratch of one `attend_split`: scores of a segment, a head each."""
-    return group * SEGMENT * f32.nbytes
+    """Scratch of one `attend_split`."""
+    return segment_scratch_nbytes(group)
 
 
 @kernel(q=ptr, y=ptr, base=ptr, positions=ptr, slots=ptr, pages=ptr, pages_per_slot=i64,
@@ -52,8 +53,8 @@ def attend_split(
     `arrived` is i64 a chunk, zero before and after. y may be q: it is written when all segments of
     the chunk have read it.
     """
-    check_head_dim(head_dim)
-    table = PageTable(k, base, pages, pages_per_slot, n_pages, head_dim, find_kv_type(kv_type))
+    kind = check_head_dim(head_dim, kv_type)
+    table = PageTable(k, base, pages, pages_per_slot, n_pages, head_dim, kind)
     position = positions.load(i32).to(i64)
     slot = slots.load(i32).to(i64)
     nbytes = row_nbytes(head_dim)

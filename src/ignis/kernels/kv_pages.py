@@ -197,8 +197,7 @@ def kv_store(
 
     A unit is a token.
     """
-    check_head_dim(head_dim)
-    kind = find_kv_type(kv_type)
+    kind = check_head_dim(head_dim, kv_type)
     table = PageTable(builder, base, pages, pages_per_slot, n_pages, head_dim, kind)
     for token in builder.range(begin, end):
         position = positions.at(token * 4).load(i32).to(i64)
@@ -249,12 +248,16 @@ class PageTable(NamedTuple):
         return self.kv_type.vectors(self.k, values, row, first_d, width, self.head_dim)
 
 
-def check_head_dim(head_dim: int) -> None:
+def check_head_dim(head_dim: int, kv_type: str) -> KVType:
+    """The cache type, if heads of that width may be kept as such."""
     if head_dim <= 0 or head_dim % PAGE:
         raise KernelError(
             "attention needs heads of whole vectors", got=f"head_dim {head_dim}",
             wanted=f"a multiple of {PAGE}",
         )  # fmt: skip
+    kind = find_kv_type(kv_type)
+    kind.row_nbytes(head_dim)
+    return kind
 
 
 def find_kv_type(name: str) -> KVType:

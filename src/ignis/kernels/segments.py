@@ -6,6 +6,7 @@ result does not depend on where a step or a unit of work begins (NUMERICS 6).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ignis.kernels import math
@@ -82,18 +83,36 @@ class Rows(NamedTuple):
         return self.first.at(self.stride * head)
 
 
+class Scale(NamedTuple):
+    """What makes a score of a product: times `factor`, then capped where there is a cap."""
+
+    factor: Value
+    softcap: float
+
+
+def segment_scratch_nbytes(group: int) -> int:
+    """Scratch of one `attend_segment`: a segment's scores and their maxima by lane, a head each."""
+    return group * (SEGMENT + PAGE) * f32.nbytes
+
+
 def attend_segment(
     keys: Keys, q: Value, scale: Value, scratch: Value, rows: Rows, group: int, softcap: float
 ) -> None:
     """One query, `group` heads of it, f32[C] each at `q`, over one segment, into a row each.
 
-    `scratch` holds 256 f32 a head.
+    `scratch` holds `segment_scratch_nbytes(group)` bytes: scores f32 [group][256], then the
+    largest f32 [group][16].
     """
     k, head_dim = keys.table.k, keys.table.head_dim
-    _scores(keys, q, scale, scratch, group)
+    largest = scratch.at(group * SEGMENT * f32.nbytes)
+    for i in k.range(group):
+        largest.at(i * (PAGE * f32.nbytes)).store(k.const(f32.x(PAGE), float("-inf")))
+    _scores(keys, q, Scale(scale, softcap), scratch, largest, group)
     for i in k.range(group):
         scores, row = scratch.at(i * (SEGMENT * f32.nbytes)), rows.at(i)
-        maximum, total = softmax_of_segment(k, scores, keys.begin, keys.end, softcap)
+        lanes = largest.at(i * (PAGE * f32.nbytes)).load(f32.x(PAGE))
+        maximum = k.tree(lanes, lambda a, b: larger(k, a, b))
+        total = k.tree_sum(lane_weights(k, scores, keys.begin, keys.end, maximum))
         row.at(head_dim * f32.nbytes).store(maximum)
         row.at((head_dim + 1) * f32.nbytes).store(total)
         for at in k.range(0, head_dim * f32.nbytes, PAGE * f32.nbytes):
@@ -131,52 +150,60 @@ def merge_factors(k: Builder, m1: Value, m2: Value) -> tuple[Value, Value, Value
     return merged, math.exp_nonpositive(k, m1 - merged), math.exp_nonpositive(k, m2 - merged)
 
 
-def softmax_of_segment(
-    k: Builder, scores: Value, begin: Value, end: Value, softcap: float
-) -> tuple[Value, Value]:
-    """Replace scores `begin` to `end` - 1 by exp(score - maximum); return maximum and sum."""
-    maximum = k.tree(lane_maxima(k, scores, begin, end, softcap), lambda a, b: larger(k, a, b))
-    return maximum, k.tree_sum(lane_weights(k, scores, begin, end, maximum))
+def keep_scores(
+    k: Builder, products: Sequence[Value], scale: Scale, seen: Sequence[Value] | None,
+    scores: Value, largest: Value,
+) -> None:  # fmt: skip
+    """Store the scores of 16 keys each, and fold them into `largest`, by key modulo 16.
 
-
-def lane_maxima(k: Builder, scores: Value, begin: Value, end: Value, softcap: float) -> Value:
-    """The largest of the scores `begin` to `end` - 1, by key modulo 16.
-
-    Scores are capped first, where there is a cap. Other scores of the first and the last page
-    become minus infinity. NaNs may be lost: they come back in the weights.
+    Where a key is not `seen` its score is minus infinity. NaNs may be lost from the maxima: they
+    come back in the weights. All this happens while scores are in registers: masking them in memory
+    would be a masked store, from which processors do not forward what is read again.
     """
     vector = f32.x(PAGE)
-    first = begin - begin % PAGE
-    if softcap:
-        for key in k.range(first, end, PAGE):
-            place = scores.at(key * f32.nbytes)
-            place.store(math.softcap(k, place.load(vector), k.const(vector, softcap)))
-    lanes, last = k.const(i32.x(PAGE), list(range(PAGE))), (end - 1) - (end - 1) % PAGE
-    for key, seen in (
-        (first, lanes >= (begin - first).to(i32).splat(PAGE)),
-        (last, lanes < (end - last).to(i32).splat(PAGE)),
-    ):
-        place = scores.at(key * f32.nbytes)
-        place.store(k.select(seen, place.load(vector), float("-inf")))
-    largest = k.var(k.const(vector, float("-inf")))
-    for key in k.range(first, end, PAGE):
-        score = scores.at(key * f32.nbytes).load(vector)
-        largest.set(larger(k, score, largest.get()))
-    return largest.get()
+    most = largest.load(vector)
+    for i, product in enumerate(products):
+        score = product * scale.factor.splat(PAGE)
+        if scale.softcap:
+            score = math.softcap(k, score, k.const(vector, scale.softcap))
+        if seen:
+            score = k.select(seen[i], score, float("-inf"))
+        scores.at(i * vector.nbytes).store(score)
+        most = larger(k, score, most)
+    largest.store(most)
+
+
+def seen_lanes(k: Builder, begin: Value | None, end: Value, page: Value) -> Value:
+    """Which keys of page number `page` lie from `begin` on, if given, and before `end`."""
+    lanes = k.const(i32.x(PAGE), list(range(PAGE)))
+    seen = lanes < (end - page * PAGE).to(i32).splat(PAGE)
+    if begin is None:
+        return seen
+    return seen & (lanes >= (begin - page * PAGE).to(i32).splat(PAGE))
 
 
 def lane_weights(k: Builder, scores: Value, begin: Value, end: Value, maximum: Value) -> Value:
     """Replace scores by exp(score - maximum); their sums by key modulo 16.
 
-    Where `lane_maxima` put minus infinity the weight is zero.
+    Two pages at a time: the products of one wait for each other.
     """
     vector = f32.x(PAGE)
     sums = k.var(k.const(vector, 0.0))
-    for key in k.range(begin - begin % PAGE, end, PAGE):
-        place = scores.at(key * f32.nbytes)
-        weight = math.exp_nonpositive(k, place.load(vector) - maximum.splat(PAGE))
-        place.store(weight)
-        sums.set(sums.get() + weight)
+    peak = maximum.splat(PAGE)
+
+    def weigh(key: Value, n_pages: int) -> None:
+        places = [scores.at(key * f32.nbytes + i * vector.nbytes) for i in range(n_pages)]
+        weights = [math.exp_nonpositive(k, place.load(vector) - peak) for place in places]
+        for place, weight in zip(places, weights, strict=True):
+            place.store(weight)
+            sums.set(sums.get() + weight)
+
+    first = begin - begin % PAGE
+    last = first + (end - first - 1) // (2 * PAGE) * (2 * PAGE)
+    for key in k.range(first, last, 2 * PAGE):
+        weigh(key, 2)
+    for key in k.range(last, end, PAGE):
+        weigh(key, 1)
     return sums.get()
 
 
@@ -185,23 +212,27 @@ def larger(k: Builder, a: Value, b: Value) -> Value:
     return k.select(a > b, a, b)
 
 
-def _scores(keys: Keys, q: Value, scale: Value, scores: Value, group: int) -> None:
+def _scores(
+    keys: Keys, q: Value, scale: Scale, scores: Value, largest: Value, group: int
+) -> None:
     """scores[head][key] = (q . key) * scale over the segment, several pages at once.
 
-    Past the last page it is read again in place of pages that are not there; `lane_maxima` masks
-    what a page holds of other keys, and nobody reads the scores of a page too many.
+    Past the last page it is read again in place of pages that are not there: none of their keys
+    is seen.
     """
-    k = keys.table.k
+    k, visible = keys.table.k, keys.visible
     tiles = widest_tiles(k, group, (1, 2, 4))
     at_once = max(width for _, width in tiles)
     first, last = keys.begin // PAGE, (keys.end - 1) // PAGE
+    begin = keys.begin if visible.window else None
     for index in k.range(first - first % at_once, last + 1, at_once):
         for heads, width in tiles:
             for page in k.range(index, k.minimum(index + at_once, last + 1), width):
+                seen = [seen_lanes(k, begin, keys.end, page + i) for i in range(width)]
                 for head, row in zip(heads, _products(keys, q, page, heads, width), strict=True):
                     place = scores.at(page * (PAGE * f32.nbytes) + head * (SEGMENT * f32.nbytes))
-                    for i, product in enumerate(row):
-                        place.at(i * PAGE * f32.nbytes).store(product * scale.splat(PAGE))
+                    most = largest.at(head * (PAGE * f32.nbytes))
+                    keep_scores(k, row, scale, seen, place, most)
 
 
 def _products(keys: Keys, q: Value, page: Value, heads: range, width: int) -> list[list[Value]]:
