@@ -27,6 +27,10 @@ _LEVEL_FEATURES: dict[str, frozenset[str]] = {
 }
 
 
+# LLVM's names of x86 processors of other makers, or of none in particular.
+_NOT_INTEL = ("znver", "bdver", "btver", "amdfam", "barcelona", "athlon", "k8", "x86-64", "generic")
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """One processor: LLVM triple and CPU name, the features it is known to have and to lack.
@@ -100,6 +104,15 @@ class Target:
     def vector_registers(self) -> int:
         """How many vectors fit the registers: AVX-512 and NEON have 32."""
         return 32 if self.is_arm or self.vector_bits == 512 else 16
+
+    @property
+    def stream_ahead(self) -> int:
+        """How far ahead of a stream that is computed on to ask for memory, in bytes; 0: not at all.
+
+        Intel's cores fetch a stream no further ahead than instructions in flight reach, which is
+        little where a load feeds many of them. AMD's do better alone than with advice.
+        """
+        return 4096 if self.is_x86 and not self.cpu.startswith(_NOT_INTEL) else 0
 
     @property
     def feature_string(self) -> str:

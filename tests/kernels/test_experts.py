@@ -16,7 +16,7 @@ from ignis.kernels.eager import fma_f32
 from ignis.kernels.quantize import quantize
 from tests.kernels.helpers import Array, assert_same_bits, hostile_floats, levels, run
 
-ROWS = np.arange(64, dtype=np.int32)
+ROWS = np.arange(1024, dtype=np.int32)
 RNG = np.random.default_rng(0)
 
 
@@ -135,7 +135,7 @@ def test_each_token_meets_its_experts(fmt: str, summed: bool) -> None:
         rows = BLOCKS[fmt].encode(numbers).reshape(n_experts, -1)
     else:
         rows = RNG.integers(0, 96, (n_experts, n_rows * n_values // 256 * 144), dtype=np.uint8)
-    for n_tokens in (1, 2, 5):
+    for n_tokens in (1, 2, 5, 2 * matmul.PASS_TOKENS):  # the last: two passes of an expert
         logits = RNG.normal(size=(n_tokens, n_experts)).astype(np.float32)
         logits[:, 2] = -9  # nobody's
         tables, gates = _route(logits, n_used, "host")

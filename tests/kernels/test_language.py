@@ -245,7 +245,7 @@ def _dot4_tile(
             fours = [xs[0].at(4 * j).load(i32).splat(16).bits(i8.x(64)) for j in range(*span)]
             sums = [k.dot4_sum(k.const(i32.x(16), 0), us[slice(*span)], fours, u_max)]
         else:
-            sums = tiled.sums(xs, *span)
+            sums = tiled.sums([k.const(i32.x(16), 0)] * n, xs, *span)
         for i, total in enumerate(sums):
             y.at((t + i) * 64).store(total)
 

@@ -237,6 +237,12 @@ def test_every_format_agrees_in_every_form(fmt: str) -> None:
         _check(fmt, _case(fmt, (16, n_blocks, 1)), ["host"])
 
 
+@pytest.mark.parametrize("fmt", ["q4_0", "q6_k"])
+def test_tokens_beyond_one_pass(fmt: str) -> None:
+    """Two full passes, and a last one that is no whole number of tiles."""
+    _check(fmt, _case(fmt, (33, 2, 2 * matmul.PASS_TOKENS + 7)), ["host"])
+
+
 def _check_hostile_scales(fmt: str, places: Sequence[str]) -> None:
     """A NaN or infinite scale in the file shows as such, and zero blocks give zero."""
     _check(fmt, _case(fmt, (16, 2, 1), _POISON), places)

@@ -19,7 +19,7 @@ from ignis.kernels.lang import Builder, Value, f32, i32
 BLOCK_NBYTES = 48
 D_AT, N_AT, DS_AT, HALVES_AT = 32, 36, 40, 44
 
-MAX_ROWS = 512  # of one matmul: a block of all of them and their sums fit the second cache
+MAX_ROWS = 512  # of one step
 
 
 def nbytes(n_tokens: int, n_values: int) -> int:

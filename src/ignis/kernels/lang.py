@@ -209,9 +209,11 @@ class TiledDot4(Protocol):
     def tile(self) -> int:
         """How many of `xs` are best given at a time."""
 
-    def sums(self, xs: Sequence[Value], first: int, last: int) -> list[Value]:
-        """For each pointer x the sum of the `dot4` of vectors j, first <= j < last, with the four
-        signed bytes at x + 4 j, repeated."""
+    def sums(
+        self, starts: Sequence[Value], xs: Sequence[Value], first: int, last: int
+    ) -> list[Value]:
+        """For each pointer x its start and the `dot4` of vectors j, first <= j < last, with the
+        four signed bytes at x + 4 j, repeated."""
 
 
 class Builder(ABC):
@@ -359,6 +361,14 @@ class Builder(ABC):
     def vector_registers(self) -> int:
         """How many there are: what a tile of accumulators and its operands must fit."""
         return 32
+
+    @property
+    def stream_ahead(self) -> int:
+        """How far ahead of a stream that is computed on to ask for memory, in bytes.
+
+        0: not at all, the processor's own prefetching does better.
+        """
+        return 0
 
     @property
     def wide_dot4(self) -> bool:

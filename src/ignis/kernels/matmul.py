@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from ignis.kernels import a8, panels
 from ignis.kernels.lang import SMALL_BYTE, Builder, TiledDot4, Value, f32, i64, kernel, ptr
@@ -34,7 +34,8 @@ from ignis.kernels.rows import ROWS, Index, PanelRows
 from ignis.kernels.scales import FileHeader, Halves, Header, PanelHeader, Terms, Whole
 
 LANES = f32.x(ROWS)
-SUMS_NBYTES = a8.MAX_ROWS * LANES.nbytes  # scratch for the sums of a panel
+PASS_TOKENS = 128  # whose block of values and sums of a panel stay in the first cache
+SUMS_NBYTES = PASS_TOKENS * LANES.nbytes  # scratch for the sums of a panel
 _LINE, _PAGE = 64, 4096  # bytes of a cache line and of a page
 _UNROLL = 4  # tokens a round of the innermost loop
 
@@ -47,8 +48,8 @@ def matmul_rows(
     """y[n] = sum of weight[n] * x, for one token."""
     fmt = FORMATS[format]
     for panel in k.range(begin, end):
-        one = k.const(i64, 1)
-        row_sums(k, fmt, weight, panel, n_rows, n_values, x, one, scratch)
+        one = Tokens(k.const(i64, 0), k.const(i64, 1))
+        row_sums(k, fmt, weight, panel, n_rows, n_values, x, one.n, scratch)
         _finish(k, scratch, panel, one, y, bias, residual, n_rows)
 
 
@@ -56,29 +57,31 @@ def matmul_rows(
     weight=ptr, x=ptr, y=ptr, bias=ptr, residual=ptr, n_rows=i64, n_values=i64, n_tokens=i64,
 )  # fmt: skip
 def matmul_mapped(
-    k: Builder, *, weight: Value, n_rows: Value, n_values: Value, scratch: Value, begin: Value,
-    end: Value, format: str, **rest: Any,
+    k: Builder, *, weight: Value, n_rows: Value, n_values: Value, n_tokens: Value, scratch: Value,
+    begin: Value, end: Value, format: str, **rest: Any,
 ) -> None:  # fmt: skip
-    """y[t, n] for all tokens, 512 at most; scratch holds a panel's sums and the panel."""
+    """y[t, n] for all tokens; scratch holds a panel's sums and the panel."""
     fmt = FORMATS[format]
     for panel in k.range(begin, end):
         packed = scratch.at(SUMS_NBYTES)
         pack_panel(k, fmt, weight, panel, n_rows, n_values, packed)
-        _panel(k, fmt, packed, panel, n_rows, n_values, scratch, **rest)
+        for tokens in passes(k, n_tokens):
+            _panel(k, fmt, packed, panel, n_rows, n_values, scratch, tokens, n_tokens, **rest)
 
 
 @kernel(
     weight=ptr, x=ptr, y=ptr, bias=ptr, residual=ptr, n_rows=i64, n_values=i64, n_tokens=i64,
 )  # fmt: skip
 def matmul_packed(
-    k: Builder, *, weight: Value, n_rows: Value, n_values: Value, scratch: Value, begin: Value,
-    end: Value, format: str, **rest: Any,
+    k: Builder, *, weight: Value, n_rows: Value, n_values: Value, n_tokens: Value, scratch: Value,
+    begin: Value, end: Value, format: str, **rest: Any,
 ) -> None:  # fmt: skip
-    """The same on panels packed beforehand."""
+    """The same on panels packed beforehand, which all pass before the next tokens come."""
     fmt = FORMATS[format]
-    for panel in k.range(begin, end):
-        packed = weight.at(panel * panel_nbytes(fmt, n_values))
-        _panel(k, fmt, packed, panel, n_rows, n_values, scratch, **rest)
+    for tokens in passes(k, n_tokens):
+        for panel in k.range(begin, end):
+            packed = weight.at(panel * panel_nbytes(fmt, n_values))
+            _panel(k, fmt, packed, panel, n_rows, n_values, scratch, tokens, n_tokens, **rest)
 
 
 @kernel(weight=ptr, y=ptr, n_rows=i64, n_values=i64)
@@ -177,24 +180,42 @@ def pack_panel(
         panels.pack_group(k, fmt, here, out.at(g * fmt.panel_group_nbytes))
 
 
+class Tokens(NamedTuple):
+    """Some neighbours among the tokens of a matmul: n of them from `first` on."""
+
+    first: Value
+    n: Value
+
+
+def passes(k: Builder, n_tokens: Value) -> Iterator[Tokens]:
+    """All tokens, as many at a time as `SUMS_NBYTES` has room for."""
+    for first in k.range(0, n_tokens, PASS_TOKENS):
+        yield Tokens(first, k.minimum(n_tokens - first, PASS_TOKENS))
+
+
 def _panel(
     k: Builder, fmt: PanelFormat, packed: Value, panel: Value, n_rows: Value, n_values: Value,
-    scratch: Value, *, x: Value, y: Value, bias: Value, residual: Value, n_tokens: Value,
+    scratch: Value, tokens: Tokens, n_tokens: Value, *, x: Value, y: Value, bias: Value,
+    residual: Value,
 ) -> None:  # fmt: skip
-    """One panel times all tokens."""
-    panel_sums(
-        k, fmt, packed, x, n_values, n_tokens, scratch, n_tokens, lambda t: t * a8.BLOCK_NBYTES
-    )
-    _finish(k, scratch, panel, n_tokens, y, bias, residual, n_rows)
+    """One panel times the tokens of a pass."""
+    for _ in k.when(tokens.n > _UNROLL):
+        # Outputs lie a row of y apart: ask for their lines now, they are written after the sums.
+        for t in k.range(tokens.n):
+            k.prefetch(y.at(_output(tokens, t, panel * ROWS, n_rows)), level=2)
+    x = x.at(tokens.first * a8.BLOCK_NBYTES)
+    panel_sums(k, fmt, packed, x, n_values, n_tokens, scratch, tokens.n,
+               lambda t: t * a8.BLOCK_NBYTES)  # fmt: skip
+    _finish(k, scratch, panel, tokens, y, bias, residual, n_rows)
 
 
 def panel_sums(
     k: Builder, fmt: PanelFormat, packed: Value, x: Value, n_values: Value, n_tokens: Value,
     sums: Value, count: Value, place: Callable[[Value], Value],
 ) -> None:  # fmt: skip
-    """The sums of 16 rows by `count` of the `n_tokens` tokens of x, f32 [count][16] at `sums`.
+    """The sums of 16 rows by `count` of the `n_tokens` tokens, f32 [count][16] at `sums`.
 
-    The i-th of them has its blocks `place(i)` bytes behind those of x.
+    The i-th of them has its blocks `place(i)` bytes behind those at x.
     """
     n_groups = fmt.n_groups(n_values)
     for _ in k.when(count == 1):
@@ -213,9 +234,9 @@ def _sums(
     """`panel_sums` of several tokens.
 
     A block of weights is unpacked into registers once, as many rows as a vector has lanes, and
-    meets every token, whose sums wait in the cache: loads and stores have ports of their own, so
-    they cost nothing beside the products, and any number of tokens runs at the same speed.
-    Where loads do cost, all rows of a block meet a tile of tokens side by side.
+    meets every token, whose sums wait in the first cache: loads and stores have ports of their
+    own, so they cost nothing beside the products, and any number of tokens runs at the same speed.
+    Where a tile of tokens is faster side by side, all rows of a block meet it.
     """
     for t in k.range(count):
         sums.at(t * LANES.nbytes).store(k.const(LANES, 0.0))
@@ -232,10 +253,10 @@ def _sums(
                 for total, result in zip(totals, after, strict=True):
                     total.store(result)
 
-            whole, tile = count // _UNROLL * _UNROLL, weights.tile
+            whole = count // _UNROLL * _UNROLL
             for t in k.range(0, whole, _UNROLL):
-                for i in range(0, _UNROLL, tile):
-                    add([t + j for j in range(i, i + tile)])
+                for i in range(0, _UNROLL, weights.tile):
+                    add([t + j for j in range(i, i + weights.tile)])
             for t in k.range(whole, count):
                 add([t])
 
@@ -271,8 +292,9 @@ class _BlockWeights:
             return [self.add(k, *one) for one in zip(accs, blocks, strict=True)]
         # The integers of all tokens side by side, then the rest one by one.
         middle = [VECTORS // 2] if isinstance(self.terms, Halves) else []
+        starts = [self.terms.start(k, block, self.n_rows) for block in blocks]
         spans = pairwise([0, *middle, VECTORS])
-        sums = zip(*[self.tiled.sums(blocks, *span) for span in spans], strict=True)
+        sums = zip(*[self.tiled.sums(starts, blocks, *span) for span in spans], strict=True)
         return [
             self.terms.add(k, acc, ReadyProducts(of_token), block)
             for acc, of_token, block in zip(accs, sums, blocks, strict=True)
@@ -295,7 +317,8 @@ class _BlockWeights:
             return self.signed(k) if tiled is None else replace(self, tiled=tiled)
         assert isinstance(self.terms, Halves)
         vectors, terms = self.terms.scale_codes(k, self.vectors, to)
-        return _BlockWeights(self.fmt, vectors, terms, to.u_max)
+        tiled = k.tile_dot4(vectors, to.u_max) if k.wide_dot4 else None
+        return _BlockWeights(self.fmt, vectors, terms, to.u_max, tiled)
 
     def parts(self, k: Builder) -> Iterator[tuple[int, _BlockWeights]]:
         """As many rows at a time as a vector has lanes, and the number of the first."""
@@ -330,6 +353,9 @@ def _blocks(
         header = PanelHeader(fmt.scheme.fields, group)
         for b in _group_blocks(k, fmt):
             quants = group.at(fmt.header_nbytes + b * fmt.quants_nbytes)
+            if k.stream_ahead:  # panels lie one behind the other
+                for line in range(0, fmt.panel_group_nbytes // fmt.group_blocks, _LINE):
+                    k.prefetch(quants.at(k.stream_ahead + line), level=2)
             vectors = panels.unpack_block(k, fmt, quants)
             terms = fmt.scheme.terms(k, header, b, fmt.offset)
             index = g * fmt.group_blocks + b
@@ -343,20 +369,24 @@ def _group_blocks(k: Builder, fmt: PanelFormat) -> Iterable[Index]:
 
 
 def _finish(
-    k: Builder, sums: Value, panel: Value, n_tokens: Value, y: Value, bias: Value,
+    k: Builder, sums: Value, panel: Value, tokens: Tokens, y: Value, bias: Value,
     residual: Value, n_rows: Value,
 ) -> None:  # fmt: skip
     """Add bias and residual and store 16 outputs of each token, fewer in the last panel."""
     row = panel * ROWS
-    for t in k.range(n_tokens):
-        here = sums.at(t * LANES.nbytes)
-        out = (t * n_rows + row) * f32.nbytes
+    for t in k.range(tokens.n):
+        here, out = sums.at(t * LANES.nbytes), _output(tokens, t, row, n_rows)
         for _ in k.when(row + ROWS <= n_rows):
             _epilogue(k, here.load(LANES), row, out, y, bias, residual)
         for _ in k.when(row + ROWS > n_rows):
             for i in k.range(n_rows - row):
                 total = here.at(i * f32.nbytes).load(f32)
                 _epilogue(k, total, row + i, out + i * f32.nbytes, y, bias, residual)
+
+
+def _output(tokens: Tokens, t: Value, row: Value, n_rows: Value) -> Value:
+    """Where y has the output of the t-th token and a row, in bytes."""
+    return ((tokens.first + t) * n_rows + row) * f32.nbytes
 
 
 def _epilogue(

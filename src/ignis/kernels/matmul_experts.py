@@ -19,9 +19,11 @@ from ignis.kernels.lang import Builder, Value, f32, i64, kernel, ptr
 from ignis.kernels.matmul import (
     LANES,
     SUMS_NBYTES,
+    Tokens,
     pack_panel,
     panel_nbytes,
     panel_sums,
+    passes,
     row_sums,
 )
 from ignis.kernels.matmul_float import STORAGE, for_tiles
@@ -50,12 +52,13 @@ def experts_packed(
     n_panels = (n_rows + (ROWS - 1)) // ROWS
     for group in out.routing.groups():
         place = _places(k, group, n_values, scratch.at(SUMS_NBYTES), summed)
-        for panel in k.range(begin, end):
-            index = group.expert * n_panels + panel
-            packed = weight.at(index * panel_nbytes(fmt, n_values))
-            panel_sums(k, fmt, packed, x, n_values, out.routing.n_tokens, scratch, group.count,
-                       place)  # fmt: skip
-            out.store_panel(group, panel, scratch)
+        for tokens in passes(k, group.count):
+            for panel in k.range(begin, end):
+                index = group.expert * n_panels + panel
+                packed = weight.at(index * panel_nbytes(fmt, n_values))
+                panel_sums(k, fmt, packed, x, n_values, out.routing.n_tokens, scratch,
+                           tokens.n, _shifted(place, tokens.first))  # fmt: skip
+                out.store_panel(group, tokens, panel, scratch)
 
 
 @kernel(**_PARAMS)
@@ -74,12 +77,16 @@ def experts_mapped(
         place = _places(k, group, n_values, scratch.at(SUMS_NBYTES), summed)
         for panel in k.range(begin, end):
             for _ in k.when(group.count == 1):
-                only = x.at(place(k.const(i64, 0)))
+                one = Tokens(k.const(i64, 0), k.const(i64, 1))
+                only = x.at(place(one.first))
                 row_sums(k, fmt, own, panel, n_rows, n_values, only, n_tokens, scratch)
+                out.store_panel(group, one, panel, scratch)
             for _ in k.when(group.count > 1):
                 pack_panel(k, fmt, own, panel, n_rows, n_values, packed)
-                panel_sums(k, fmt, packed, x, n_values, n_tokens, scratch, group.count, place)
-            out.store_panel(group, panel, scratch)
+                for tokens in passes(k, group.count):
+                    panel_sums(k, fmt, packed, x, n_values, n_tokens, scratch, tokens.n,
+                               _shifted(place, tokens.first))  # fmt: skip
+                    out.store_panel(group, tokens, panel, scratch)
 
 
 @kernel(**_PARAMS, unit_rows=i64)
@@ -124,6 +131,11 @@ def _places(
     return lambda i: table.at(i * i64.nbytes).load(i64)
 
 
+def _shifted(place: Callable[[Value], Value], first: Value) -> Callable[[Value], Value]:
+    """`place` of the tokens from `first` on."""
+    return lambda i: place(first + i)
+
+
 class _Outputs(NamedTuple):
     """Where the outputs of experts go."""
 
@@ -156,11 +168,11 @@ class _Outputs(NamedTuple):
                         cell = place + i * f32.nbytes
                         self.y.at(cell).store(self.residual.at(cell).load(f32))
 
-    def store_panel(self, group: Group, panel: Value, sums: Value) -> None:
-        """The sums of 16 rows by each token of a group, fewer rows in the last panel."""
+    def store_panel(self, group: Group, tokens: Tokens, panel: Value, sums: Value) -> None:
+        """The sums of 16 rows by some tokens of a group, fewer rows in the last panel."""
         k, row = self.k, panel * ROWS
-        for i in k.range(group.count):
-            here = sums.at(i * LANES.nbytes)
+        for t in k.range(tokens.n):
+            i, here = tokens.first + t, sums.at(t * LANES.nbytes)
             for _ in k.when(row + ROWS <= self.n_rows):
                 self.store(group, i, row, here.load(LANES))
             for _ in k.when(row + ROWS > self.n_rows):

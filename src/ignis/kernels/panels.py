@@ -219,13 +219,13 @@ class PanelProducts(NamedTuple):
 
 
 class ReadyProducts(NamedTuple):
-    """Dot products that are there: one sum of a block, or one of each half."""
+    """Dot products that are there: one sum of a block, with its start, or one of each half."""
 
     sums: Sequence[Value]
 
     def whole(self, start: Value) -> Value:
         (total,) = self.sums
-        return start + total
+        return total
 
     def halves(self) -> tuple[Value, Value]:
         first, last = self.sums

@@ -107,6 +107,9 @@ class Products(Protocol):
 class Terms(Protocol):
     """What one block adds to a sum."""
 
+    def start(self, k: Builder, x: Value, lanes: int) -> Value:
+        """What the integer sums start from, i32, for the activations at `x` (a block of A8)."""
+
     def add(self, k: Builder, acc: Value, products: Products, x: Value) -> Value:
         """`acc` and this block's terms, for the activations at `x` (a block of A8)."""
 
@@ -134,9 +137,12 @@ class Whole:
     dw: Value
     m: Value | None = None
 
+    def start(self, k: Builder, x: Value, lanes: int) -> Value:
+        return a8.start(k, x, self.offset, lanes)
+
     def add(self, k: Builder, acc: Value, products: Products, x: Value) -> Value:
         lanes = acc.type.lanes
-        isum = products.whole(a8.start(k, x, self.offset, lanes))
+        isum = products.whole(self.start(k, x, lanes))
         acc = k.fma(isum.to(f32), self.dw * a8.scale(k, x, lanes), acc)
         return acc if self.m is None else k.fma(self.m, a8.scaled_sum(k, x, lanes), acc)
 
@@ -167,6 +173,9 @@ class WholeLessMinimum:
     dw: Value
     minimum: Minimum
 
+    def start(self, k: Builder, x: Value, lanes: int) -> Value:
+        return k.const(i32.x(lanes), 0)
+
     def add(self, k: Builder, acc: Value, products: Products, x: Value) -> Value:
         return self.minimum.add(k, Whole(0, self.dw).add(k, acc, products, x), x)
 
@@ -190,6 +199,9 @@ class Halves:
     d: Value
     sc: tuple[Value, Value]
     minimum: Minimum | None = None
+
+    def start(self, k: Builder, x: Value, lanes: int) -> Value:
+        return k.const(i32.x(lanes), 0)
 
     def add(self, k: Builder, acc: Value, products: Products, x: Value) -> Value:
         first, last = products.halves()

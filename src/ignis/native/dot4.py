@@ -12,9 +12,9 @@ for as long as they cannot overflow, and only then widened; a signed byte is its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ignis.kernels.lang import SMALL_BYTE, Value, i8, i16, i32
+from ignis.kernels.lang import SMALL_BYTE, TiledDot4, Value, i8, i16, i32
 
 if TYPE_CHECKING:
     from ignis.native.emit import LlvmBuilder
@@ -107,6 +107,40 @@ def pairs(k: LlvmBuilder, u: Value, s: Value) -> Value:
 def pairs_in_word(u_max: int) -> int:
     """How many sums of two products, of bytes up to u_max and -128, are a word when added."""
     return 128 // u_max
+
+
+def side_by_side(k: LlvmBuilder, us: Sequence[Value], u_max: int) -> TiledDot4 | None:
+    """`Builder.tile_dot4` where one instruction is a `dot4` and the vectors stay in registers."""
+    if not k.target.has("avx512vnni") or k.target.vector_bits != 512:
+        return None
+    return _SideBySide(k, us, u_max)
+
+
+class _SideBySide(NamedTuple):
+    """A sum of products is a chain of instructions, each of which waits for the one before.
+
+    With those of several x in turn one is always ready. One behind the other they would wait in
+    the processor's queue, which holds a few of them only.
+    """
+
+    k: LlvmBuilder
+    us: Sequence[Value]
+    u_max: int
+    tile: int = 4
+
+    def sums(
+        self, starts: Sequence[Value], xs: Sequence[Value], first: int, last: int
+    ) -> list[Value]:
+        us, totals = self.us[first:last], list(starts)
+        fours = [[x.at(4 * j).load(i32).splat(16).bits(us[0].type) for x in xs]
+                 for j in range(first, last)]  # fmt: skip
+        if len(xs) == 1:
+            return [_chains(self.k, totals[0], us, [four for (four,) in fours], self.u_max)]
+        for u, four in zip(us, fours, strict=True):
+            totals = [
+                emit(self.k, total, u, x, self.u_max) for total, x in zip(totals, four, strict=True)
+            ]
+        return totals
 
 
 def _chains(

@@ -30,8 +30,8 @@ _TOKENS = 4  # their sums are eight registers: half of what there is
 
 
 def tiled(k: LlvmBuilder, us: Sequence[Value], u_max: int) -> TiledDot4 | None:
-    """`Builder.tile_dot4`."""
-    if not k.target.is_x86 or dot4.is_wide(k.target) or k.target.vector_bits != 256:
+    """`Builder.tile_dot4` for such processors."""
+    if not k.target.is_x86 or k.target.vector_bits != 256:
         return None
     if u_max <= SMALL_BYTE:
         parts: tuple[_Part, ...] = (_Part(us, 1, max(1, dot4.pairs_in_word(u_max))),)
@@ -55,8 +55,10 @@ class _Tiled(NamedTuple):
     parts: tuple[_Part, ...]
     tile: int = _TOKENS
 
-    def sums(self, xs: Sequence[Value], first: int, last: int) -> list[Value]:
-        totals = [self.k.const(i32.x(self.parts[0].us[0].type.lanes // 4), 0)] * len(xs)
+    def sums(
+        self, starts: Sequence[Value], xs: Sequence[Value], first: int, last: int
+    ) -> list[Value]:
+        totals = list(starts)
         for part in self.parts:
             for begin in range(first, last, part.n_added):
                 words = self._added(part, xs, begin, min(begin + part.n_added, last))

@@ -235,6 +235,8 @@ class LlvmBuilder(Builder):
         return dot4.emit_sum(self, acc, a, s, u_max)
 
     def tile_dot4(self, us: Sequence[Value], u_max: int = 255) -> TiledDot4 | None:
+        if dot4.is_wide(self.target):
+            return dot4.side_by_side(self, us, u_max)
         return dot4_tiles.tiled(self, us, u_max)
 
     def data(self, content: bytes) -> Value:
@@ -256,6 +258,10 @@ class LlvmBuilder(Builder):
     @property
     def vector_registers(self) -> int:
         return self.target.vector_registers
+
+    @property
+    def stream_ahead(self) -> int:
+        return self.target.stream_ahead
 
     @property
     def wide_dot4(self) -> bool:
