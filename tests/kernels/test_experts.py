@@ -121,7 +121,7 @@ def _outputs(fmt: str, rows: Array, x: Array, n_rows: int) -> Array:
         return run(kernel, "host", args | {"x": _quantized(x)}, units, ["y"], scratch)["y"]
     args |= {"x": x, "rows": ROWS, "unit_rows": n_rows + (-n_rows) % 4}
     return run(matmul_float.matmul_float(format=fmt), "host", args, 1, ["y"],
-               matmul_float.SCRATCH_NBYTES)["y"]  # fmt: skip
+               matmul_float.scratch_nbytes(n_values))["y"]  # fmt: skip
 
 
 @pytest.mark.parametrize("summed", [False, True])
@@ -169,7 +169,7 @@ def _forms(
 ) -> list[tuple[str, dict[str, object], int, int]]:
     """Kernel, its own arguments, units and scratch, for each way that weights may lie."""
     if fmt not in panels.FORMATS:
-        nbytes = matmul_float.SCRATCH_NBYTES
+        nbytes = matmul_float.scratch_nbytes(n_values)
         return [("experts_float", {"unit_rows": 8}, -(-n_rows // 8), nbytes)]
     n_panels = -(-n_rows // 16)
     packed = np.zeros((len(rows), n_panels * panels.FORMATS[fmt].panel_nbytes(n_values)), np.uint8)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bench.random_blocks import scale_fields, scale_of, set_scale
 from ignis.gguf import BLOCKS
-from ignis.kernels import a8, matmul, matmul_float, panels
+from ignis.kernels import a8, float_panels, matmul, matmul_float, panels
 from ignis.kernels.eager import fma_f32
 from tests.kernels.helpers import Array, assert_same_bits, levels, run, run_everywhere
 
@@ -293,24 +293,49 @@ def test_float_matmul_is_the_defined_order(fmt: str) -> None:
     """
     shapes = ((4, 16, 1), (7, 40, 5), (33, 72, 13), (3, 5, 2), (1, 17, 6), (67, 24, 7),
               (5, 1301, 8))  # fmt: skip
-    for n_rows, n_values, n_tokens in shapes:
-        rng = np.random.default_rng(n_rows)
-        weights = rng.standard_normal((n_rows, n_values)).astype(np.float32)
-        stored = BLOCKS[fmt].encode(weights)
-        x = rng.standard_normal((n_tokens + 1, n_values)).astype(np.float32)
-        rows = np.roll(np.arange(n_tokens + 1), 1)[:n_tokens].astype(np.int32)
-        args = {
-            "weight": np.ascontiguousarray(stored), "x": x, "rows": rows, "n_rows": n_rows,
-            "y": np.zeros((n_tokens, n_rows), np.float32), "n_values": n_values,
-            "bias": rng.standard_normal(n_rows).astype(np.float32), "n_tokens": n_tokens,
-            "residual": rng.standard_normal((n_tokens, n_rows)).astype(np.float32),
-            "unit_rows": 8,
-        }  # fmt: skip
-        got = run_everywhere(matmul_float.matmul_float(format=fmt), args, -(-n_rows // 8),
-                             scratch_nbytes=matmul_float.SCRATCH_NBYTES)  # fmt: skip
-        decoded = BLOCKS[fmt].decode(stored).reshape(n_rows, n_values)
-        wanted = (_float_reference(x[rows], decoded) + args["bias"]) + args["residual"]
-        assert_same_bits(got, wanted, f"{fmt} {n_rows}x{n_values} {n_tokens}")
+    for shape in shapes:
+        args, wanted = _float_case(fmt, shape, unit_rows=8)
+        got = run_everywhere(matmul_float.matmul_float(format=fmt), args, -(-shape[0] // 8),
+                             scratch_nbytes=matmul_float.scratch_nbytes(shape[1]))  # fmt: skip
+        assert_same_bits(got, wanted, f"{fmt} {shape}")
+
+
+@pytest.mark.parametrize("fmt", FLOATS)
+def test_panels_of_floats_are_the_defined_order(fmt: str) -> None:
+    """Many tokens meet rows transposed, in another tile for each number that is left of them.
+
+    Some rows do not fill a panel; values of the last shape take three passes.
+    """
+    fewest = float_panels.FEWEST_TOKENS[fmt]
+    shapes = [(69, 48, fewest + i) for i in range(6)] + [(33, 1296, fewest)]
+    kernel = matmul_float.matmul_float(format=fmt)
+    for shape in shapes:
+        args, wanted = _float_case(fmt, shape, unit_rows=64)
+        scratch = matmul_float.scratch_nbytes(shape[1])
+        for level in levels() if shape != shapes[1] else ("eager", *levels()):
+            got = run(kernel, level, args, -(-shape[0] // 64), ["y"], scratch)["y"]
+            assert_same_bits(got, wanted, f"{fmt} {shape} on {level}")
+
+
+def _float_case(
+    fmt: str, shape: tuple[int, int, int], unit_rows: int
+) -> tuple[dict[str, object], NDArray[np.float32]]:
+    """Arguments of `matmul_float` for so many rows, values and tokens, and its outputs."""
+    n_rows, n_values, n_tokens = shape
+    rng = np.random.default_rng(n_rows)
+    weights = rng.standard_normal((n_rows, n_values)).astype(np.float32)
+    stored = BLOCKS[fmt].encode(weights)
+    x = rng.standard_normal((n_tokens + 1, n_values)).astype(np.float32)
+    rows = np.roll(np.arange(n_tokens + 1), 1)[:n_tokens].astype(np.int32)
+    bias = rng.standard_normal(n_rows).astype(np.float32)
+    residual = rng.standard_normal((n_tokens, n_rows)).astype(np.float32)
+    args = {
+        "weight": np.ascontiguousarray(stored), "x": x, "rows": rows, "n_rows": n_rows,
+        "y": np.zeros((n_tokens, n_rows), np.float32), "n_values": n_values, "bias": bias,
+        "n_tokens": n_tokens, "residual": residual, "unit_rows": unit_rows,
+    }  # fmt: skip
+    decoded = BLOCKS[fmt].decode(stored).reshape(n_rows, n_values)
+    return args, (_float_reference(x[rows], decoded) + bias) + residual
 
 
 def _float_reference(x: NDArray[np.float32], w: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ignis.kernels import a8
+from ignis.kernels.floats import STORAGE
 from ignis.kernels.lang import Builder, Value, f32, i64, kernel, ptr
 from ignis.kernels.matmul import (
     LANES,
@@ -26,7 +27,7 @@ from ignis.kernels.matmul import (
     passes,
     row_sums,
 )
-from ignis.kernels.matmul_float import STORAGE, for_tiles
+from ignis.kernels.matmul_float import for_tiles
 from ignis.kernels.panels import BLOCK, FORMATS
 from ignis.kernels.routing import Group, Routing
 from ignis.kernels.rows import ROWS

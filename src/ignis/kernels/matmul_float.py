@@ -2,6 +2,7 @@
 
 Lanes are k modulo 16: an output has 16 accumulators, fma with k ascending, then the tree
 (lane i with lane i + half). Register tiles of up to 4 rows by up to 6 tokens reuse every load.
+Of many tokens `float_panels` takes most rows.
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ignis.kernels.lang import Builder, Type, Value, Variable, f16, f32, i16, i32, i64, kernel, ptr
+from ignis.kernels import float_panels
+from ignis.kernels.float_panels import for_panels
+from ignis.kernels.floats import LANES, STORAGE, blocks, fold, load_tail, widen
+from ignis.kernels.lang import Builder, Type, Value, Variable, f32, i32, i64, kernel, ptr
 
 UNIT_ROWS = 32  # rows of a unit of work
 _GROUP_ROWS = 64  # rows at most whose weights stay in L2 while the tokens pass
 TILE_TOKENS = (6, 4, 2, 1)
-LANES = f32.x(16)
 BLOCK = 640  # values of a pass: those of its tokens stay in the first cache
 _KEPT_NBYTES = TILE_TOKENS[0] * LANES.nbytes  # accumulators of a row
-SCRATCH_NBYTES = LANES.nbytes + _GROUP_ROWS * _KEPT_NBYTES
+_SCRATCH_NBYTES = LANES.nbytes + _GROUP_ROWS * _KEPT_NBYTES
 _AHEAD_NBYTES = 4096  # past the next tile's start, whose first bytes are needed at once
 _AHEAD_TILES = 4  # where tiles take blocks of values: memory answers after about two of them
 
-STORAGE: dict[str, Type] = {"f32": f32, "f16": f16, "bf16": i16}
+
+def scratch_nbytes(n_values: int) -> int:
+    """Scratch of a matmul with rows of `n_values`."""
+    return max(_SCRATCH_NBYTES, float_panels.scratch_nbytes(n_values))
 
 
 @kernel(
@@ -68,7 +74,8 @@ def for_tiles(
     `token(t)` is where the values of token t lie; `store(t, row, sums)` takes its sum of a row,
     or a vector of sums from `row` on.
     """
-    for first in k.range(*span, _GROUP_ROWS):
+    begin = for_panels(k, weight, span, n_values, format, scratch, n_tokens, token, store)
+    for first in k.range(begin, span[1], _GROUP_ROWS):
         rows = first, k.minimum(first + _GROUP_ROWS, span[1])
         t = k.var(k.const(i64, 0))
 
@@ -133,7 +140,7 @@ class _Tile(NamedTuple):
                 self._add(cells, row, self.k.const(i64, 0), self.n_values, 0)
                 yield row, self._sums([cells])
             return
-        for first, stop in self._blocks():
+        for first, stop in blocks(self.k, self.n_values, BLOCK):
             for row in self.k.range(*rows, self.n_rows):
                 kept = self.scratch.at(LANES.nbytes + (row - rows[0]) * _KEPT_NBYTES)
                 parts = [self._cells() for _ in range(LANES.lanes // self.part.lanes)]
@@ -149,16 +156,6 @@ class _Tile(NamedTuple):
                             place.store(cell.get())
                 for _ in self.k.when(stop == self.n_values):
                     yield row, self._sums(parts)
-
-    def _blocks(self) -> Iterator[tuple[Value, Value]]:
-        """Ranges of values, of about the same size; all but the last a multiple of 16."""
-        n_blocks = (self.n_values + (BLOCK - 1)) // BLOCK
-        size = (self.n_values + (n_blocks * 16 - 1)) // (n_blocks * 16) * 16
-        first = self.k.var(self.k.const(i64, 0))
-        for _ in self.k.loop(lambda: first.get() < self.n_values):
-            stop = self.k.minimum(first.get() + size, self.n_values)
-            yield first.get(), stop
-            first.set(stop)
 
     def _cells(self) -> list[Variable]:
         """New accumulators [token * row] of a part."""
@@ -180,12 +177,12 @@ class _Tile(NamedTuple):
             self._ask_ahead(row, i, part)
             stored = storage.x(self.part.lanes)
             at = i + lane
-            w = [_widen(k, p.at(at * item_nbytes).load(stored), self.format) for p in starts]
+            w = [widen(k, p.at(at * item_nbytes).load(stored), self.format) for p in starts]
             for t, token in enumerate(self.tokens):
                 _multiply(k, cells[t * n : (t + 1) * n], token.at(at * 4).load(self.part), w)
         # The lanes past the last value hold zeros on both sides: their sums stay as they are.
         for _ in k.when(whole < stop):
-            tail = partial(_tail, k, self.scratch, whole, stop, lane, self.part)
+            tail = partial(load_tail, k, self.scratch, whole, stop, lane, self.part)
             w = [tail(p, self.format) for p in starts]
             for t, token in enumerate(self.tokens):
                 _multiply(k, cells[t * n : (t + 1) * n], tail(token, "f32"), w)
@@ -210,40 +207,14 @@ class _Tile(NamedTuple):
 
     def _sums(self, parts: Sequence[Sequence[Variable]]) -> list[Value]:
         """The tree over accumulators [part][token * row]: of each token a vector of rows."""
-        vectors = [[cell.get() for cell in cells] for cells in parts]
-        while len(vectors) > 1:
-            half = len(vectors) // 2
-            vectors = [
-                [a + b for a, b in zip(low, high, strict=True)]
-                for low, high in zip(vectors[:half], vectors[half:], strict=True)
-            ]
-        return tree_sums(self.k, vectors[0], self.n_rows)
+        vectors = fold([[cell.get() for cell in cells] for cells in parts])
+        return tree_sums(self.k, vectors, self.n_rows)
 
 
 def _multiply(k: Builder, cells: Sequence[Variable], x: Value, w: Sequence[Value]) -> None:
     """Add a token's products with every row."""
     for cell, row in zip(cells, w, strict=True):
         cell.set(k.fma(x, row, cell.get()))
-
-
-def _widen(k: Builder, raw: Value, format: str) -> Value:
-    """Stored lanes as f32; BF16 is the upper half of an f32."""
-    if format == "bf16":
-        return (raw.zext(i32) << 16).bits(f32.x(raw.type.lanes) if raw.type.lanes else f32)
-    return raw.to(f32) if format == "f16" else raw
-
-
-def _tail(
-    k: Builder, scratch: Value, first: Value, stop: Value, lane: int, part: Type, start: Value,
-    format: str,
-) -> Value:  # fmt: skip
-    """A part of the last n_values mod 16 values, zeros behind them."""
-    storage = STORAGE[format]
-    scratch.store(k.const(LANES, 0.0))
-    for i in k.range(first, stop):
-        value = _widen(k, start.at(i * storage.nbytes).load(storage), format)
-        scratch.at((i - first) * 4).store(value)
-    return scratch.at(lane * f32.nbytes).load(part)
 
 
 def tree_sums(k: Builder, vectors: Sequence[Value], n: int) -> list[Value]:

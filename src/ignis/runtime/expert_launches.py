@@ -65,7 +65,7 @@ def _experts(
         n = unit_rows(single)
         return launch_of(op, matmul_experts.experts_float(**static), args | {"unit_rows": n},
                          -(-n_rows // n), gate=rows, shared=True, grain=grain,
-                         scratch_nbytes=matmul_float.SCRATCH_NBYTES)  # fmt: skip
+                         scratch_nbytes=matmul_float.scratch_nbytes(n_values))  # fmt: skip
     if weight.type.layout == PANELS:
         kernel, scratch = matmul_experts.experts_packed, matmul_experts.PACKED_SCRATCH_NBYTES
     else:

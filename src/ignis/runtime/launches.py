@@ -291,7 +291,7 @@ def _product(op: Operation, at: Surroundings) -> Launch:
         row_nbytes = BLOCKS[format].row_nbytes(n_values)
         kernel = matmul_float.matmul_float(format=format)
         return launch_of(op, kernel, args, -(-n_rows // n_unit_rows), gate=rows, shared=True,
-                         scratch_nbytes=matmul_float.SCRATCH_NBYTES,
+                         scratch_nbytes=matmul_float.scratch_nbytes(n_values),
                          grain=grain_of(n_unit_rows * row_nbytes) if single else 0)  # fmt: skip
     packed = weight.type.layout == PANELS
     if single and not packed:
