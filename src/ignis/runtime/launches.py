@@ -52,7 +52,8 @@ __all__ = [
 ]  # fmt: skip
 
 _MAX_GROUP = 8  # query heads that share each load of a key
-_ATTEND_GRAIN = 8  # queries that share tiles of keys and values at least
+# What shares tiles of keys and values at least: queries, and rows, which are heads of queries.
+_ATTEND_QUERIES, _ATTEND_ROWS = 8, 32
 
 
 def embedding_launch(weight: int, format: str, x: Value, at: Surroundings) -> Launch:
@@ -209,7 +210,7 @@ def _attend(op: Operation, at: Surroundings) -> list[Launch]:
         args |= {"partials": at.cache.partials_address, "arrived": at.cache.arrived_address,
                  "n_segments": "S", "max_segments": at.cache.max_segments}  # fmt: skip
     else:
-        per, grain = "T", _ATTEND_GRAIN
+        per, grain = "T", max(_ATTEND_QUERIES, _ATTEND_ROWS // group)
         kernel = attention.attend(head_dim=head_dim, group=group, kv_type=kv_type, **limits)
         scratch_nbytes = attention.attend_scratch_nbytes(group, head_dim)
         args |= {"n_tokens": "T"}
