@@ -106,13 +106,18 @@ class Target:
         return 32 if self.is_arm or self.vector_bits == 512 else 16
 
     @property
+    def is_intel(self) -> bool:
+        """Whether this is one of Intel's processors by name; a feature level is nobody's."""
+        return self.is_x86 and not self.cpu.startswith(_NOT_INTEL)
+
+    @property
     def stream_ahead(self) -> int:
         """How far ahead of a stream that is computed on to ask for memory, in bytes; 0: not at all.
 
         Intel's cores fetch a stream no further ahead than instructions in flight reach, which is
         little where a load feeds many of them. AMD's do better alone than with advice.
         """
-        return 4096 if self.is_x86 and not self.cpu.startswith(_NOT_INTEL) else 0
+        return 4096 if self.is_intel else 0
 
     @property
     def feature_string(self) -> str:

@@ -25,12 +25,12 @@ def test_reports_name_what_decides_the_speed(target: Target, name: str) -> None:
     assert target.arithmetic == name
 
 
-def test_who_is_asked_for_memory_ahead() -> None:
+def test_whose_processor_it_is() -> None:
     """Intel's processors, by name; a level is a promise of instructions, not of a maker."""
     v3 = Target.level("x86-64-v3")
     names = ("sapphirerapids", "icelake-server", "alderlake", "znver4", "znver5")
-    assert [replace(v3, cpu=name).stream_ahead > 0 for name in names] == [True] * 3 + [False] * 2
-    assert not any(Target.level(name).stream_ahead for name in Target.levels())
+    assert [replace(v3, cpu=name).is_intel for name in names] == [True] * 3 + [False] * 2
+    assert not any(Target.level(name).is_intel for name in Target.levels())
 
 
 def test_the_host_says_what_it_lacks() -> None:

@@ -371,6 +371,14 @@ class Builder(ABC):
         return 0
 
     @property
+    def free_shifts(self) -> bool:
+        """Whether shifts and additions run beside multiplications and take no time of their own.
+
+        Else one multiplication that spares several of them is the faster.
+        """
+        return True
+
+    @property
     def wide_dot4(self) -> bool:
         """Whether `dot4` is as fast for all bytes `u` as for those up to `SMALL_BYTE`."""
         return True

@@ -312,13 +312,23 @@ class _BlockWeights:
         """The same sums from weights that take longer to unpack, where that saves products."""
         to = self.fmt.scaled
         if to is None or not (to.u_max <= SMALL_BYTE or k.wide_dot4):
-            assert self.u_max is not None
-            tiled = k.tile_dot4(self.vectors, self.u_max)
-            return self.signed(k) if tiled is None else replace(self, tiled=tiled)
+            weights = self.around_128() if k.wide_dot4 else self
+            assert weights.u_max is not None
+            tiled = k.tile_dot4(weights.vectors, weights.u_max)
+            return self.signed(k) if tiled is None else replace(weights, tiled=tiled)
         assert isinstance(self.terms, Halves)
         vectors, terms = self.terms.scale_codes(k, self.vectors, to)
         tiled = k.tile_dot4(vectors, to.u_max) if k.wide_dot4 else None
         return _BlockWeights(self.fmt, vectors, terms, to.u_max, tiled)
+
+    def around_128(self) -> _BlockWeights:
+        """The same sums from larger bytes: what those start from is in A8 without a shift."""
+        if not isinstance(self.terms, Whole) or self.terms.offset in (0, 128):
+            return self
+        assert self.u_max is not None
+        more = 128 - self.terms.offset
+        terms = replace(self.terms, offset=128)
+        return _BlockWeights(self.fmt, [v + more for v in self.vectors], terms, self.u_max + more)
 
     def parts(self, k: Builder) -> Iterator[tuple[int, _BlockWeights]]:
         """As many rows at a time as a vector has lanes, and the number of the first."""

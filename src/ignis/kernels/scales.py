@@ -205,10 +205,13 @@ class Halves:
 
     def add(self, k: Builder, acc: Value, products: Products, x: Value) -> Value:
         first, last = products.halves()
-        if self.offset:
+        if self.offset and k.free_shifts:
             offsets = a8.half_sums(k, x, self.offset, acc.type.lanes)
             first, last = first - offsets[0], last - offsets[1]
         isum = first * self.sc[0] + last * self.sc[1]
+        if self.offset and not k.free_shifts:
+            low, high = (sc * -self.offset for sc in self.sc)
+            isum = _dot_halves(k, isum, (low, high), x)
         acc = k.fma(isum.to(f32), self.d * a8.scale(k, x, acc.type.lanes), acc)
         return acc if self.minimum is None else self.minimum.add(k, acc, x)
 

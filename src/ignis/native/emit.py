@@ -264,6 +264,11 @@ class LlvmBuilder(Builder):
         return self.target.stream_ahead
 
     @property
+    def free_shifts(self) -> bool:
+        # Intel's two ports of 512 bits take everything.
+        return not (self.target.is_intel and self.target.vector_bits == 512)
+
+    @property
     def wide_dot4(self) -> bool:
         return dot4.is_wide(self.target)
 

@@ -15,9 +15,11 @@ from ignis.runtime.schedule import Timetable
 
 _CHUNKS_PER_THREAD = 8  # small enough that a late thread costs an eighth of its share at most
 
-# Of a stream of weights, the part that threads divide beforehand, each a stream of its own: where
-# they take turns, each one's prefetcher fetches what the other will read.
-_OWN_EIGHTHS = 7
+# The part of shared work that threads divide beforehand. Of a stream of weights, most: where they
+# take turns, each one's prefetcher fetches what the other will read. Of a prompt's matmul, enough
+# for its activations not to be read anew for each chunk.
+_OWN_EIGHTHS_OF_STREAMS = 7
+_OWN_EIGHTHS = 5
 
 _RECORD_WORDS = 16
 _KERNEL, _ARGS, _UNITS, _CHUNK, _COUNTER, _ARGS_STRIDE, _REPEATED, _BARRIER, _OWN = range(9)
@@ -101,6 +103,7 @@ class CompiledPlan:
         chunks = np.maximum(units // (self._n_threads * _CHUNKS_PER_THREAD), least)
         streams = self._shared & (self._grains > 0)
         self.records[:, _CHUNK] = np.where(self._shared, np.where(streams, least, chunks), 0)
-        own = units * _OWN_EIGHTHS // (8 * self._n_threads)
-        self.records[:, _OWN] = np.where(streams, own, 0)
+        eighths = np.where(streams, _OWN_EIGHTHS_OF_STREAMS, _OWN_EIGHTHS)
+        own = units * eighths // (8 * self._n_threads)
+        self.records[:, _OWN] = np.where(self._shared, own, 0)
 
