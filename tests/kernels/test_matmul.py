@@ -251,6 +251,17 @@ def _check_hostile_scales(fmt: str, places: Sequence[str]) -> None:
     _check(fmt, (args, x, weights), ["host"])
 
 
+@pytest.mark.parametrize("code", [0x00, 0xFF])
+def test_the_largest_sums_of_q6_k(code: int) -> None:
+    """Sums of halves times scales are exact up to the last of 24 bits, in floats too."""
+    args, x, weights = _case("q6_k", (16, 1, 5))
+    records = weights.view(BLOCKS["q6_k"].dtype)
+    records["ql"], records["qh"], records["scales"] = code, code, -128
+    numbers = np.where(np.arange(256) % 32 < 31, 1.0, 0.5) * np.array([[1], [-1], [1], [-1], [1]])
+    x = Quantized(numbers.astype(np.float32))
+    _check("q6_k", (args | {"x": x.bytes}, x, weights), _ENDS)
+
+
 def test_every_scale_of_mxfp4() -> None:
     """From the subnormal 2^-128 to 2^127, whose products reach infinity."""
     args, x, weights = _case("mxfp4", (256, 1, 1))
