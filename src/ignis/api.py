@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,6 +60,7 @@ def load(
 
     Raises: ModelFileError, UnsupportedModelError, TokenizerError, UsageError, DownloadError.
     """
+    started = time.perf_counter()
     settings = Settings.from_env()
     with ExitStack() as undo:  # where loading fails
         worker = WorkerProcess()
@@ -71,13 +72,16 @@ def load(
         undo.callback(file.close)
         unguard = guard_mappings(file.mappings)  # packing reads the whole file already
         undo.callback(unguard)
-        tokenizer = Tokenizer.from_gguf(file, pre)
-        source = file.metadata.get("tokenizer.chat_template")
-        template = ChatTemplate(source if isinstance(source, str) else None, tokenizer, worker)
         runner, config, report = compile_model(
             file, settings, engine=engine, n_threads=threads, n_ctx=n_ctx, weights=weights,
             kv_type=kv_type,
         )  # fmt: skip
+        undo.callback(runner.close)
+        tokenizer = Tokenizer.from_gguf(file, pre)  # while weights are packed
+        source = file.metadata.get("tokenizer.chat_template")
+        template = ChatTemplate(source if isinstance(source, str) else None, tokenizer, worker)
+        runner.settle()
+        report = replace(report, seconds=time.perf_counter() - started)
         model = Model(file, tokenizer, template, runner, config, report, unguard)
         undo.pop_all()
     return model

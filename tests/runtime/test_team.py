@@ -97,6 +97,36 @@ def test_any_number_of_threads_computes_the_same(
         team.close()
 
 
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+def test_what_was_begun_is_done_by_the_time_of_the_next_run(
+    library: Library, n_threads: int
+) -> None:
+    """Steps read what packing writes while Python goes on: none may begin before it is done."""
+    team = ThreadTeam(library, n_threads, 64)
+    begun, next_one = (Ladder(library, n_threads, shared=True) for _ in range(2))
+    try:
+        for finish in (team.finish, lambda: team.run(next_one.plan.records)):
+            begun.start()
+            team.begin(begun.plan.records)
+            finish()
+            assert np.array_equal(begun.result, climbed())
+            team.finish()  # nothing is left to do
+    finally:
+        team.close()
+
+
+def test_closing_breaks_off_what_was_begun(library: Library) -> None:
+    """Workers in the middle of a plan must neither hold up the end nor outlive their memory."""
+    before = workers()
+    team = ThreadTeam(library, 3, 64)
+    ladder = Ladder(library, 3, shared=True)
+    team.begin(ladder.plan.records)
+    team.close()
+    assert workers() == before
+    with pytest.raises(UsageError, match="closed"):
+        team.begin(ladder.plan.records)
+
+
 def workers() -> set[threading.Thread]:
     """The workers that live now; those of other teams in this process have the same names."""
     return {t for t in threading.enumerate() if t.name.removeprefix("ignis-").isdigit()}
@@ -223,13 +253,20 @@ def test_ctrl_c_ends_one_long_native_call(
 
 _FORKED = _COMMON + """
 check()
+ladder.start()
+team.begin(ladder.plan.records)
 child = os.fork()
 if child == 0:
+    ladder.start()      # the parent's workers may have been anywhere
+    team.finish()
+    assert np.array_equal(ladder.result, climbed())
     check()             # with workers of its own
     team.close()
     os._exit(42)
 _, status = os.waitpid(child, 0)
 print("child", os.waitstatus_to_exitcode(status))
+team.finish()
+assert np.array_equal(ladder.result, climbed())
 check()                 # the parent's are still there
 team.close()
 """

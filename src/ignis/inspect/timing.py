@@ -27,6 +27,7 @@ def profile_model(
         )  # fmt: skip
         assert isinstance(engine, NativeEngine)
         try:
+            engine.settle()  # or packing would be measured, too
             before = measure(engine.options.n_threads)
             phases = profile_engine(engine, min(n_tokens, config.n_ctx_train - 1, engine.n_ctx - 1))
             ceilings = higher(before, measure(engine.options.n_threads))

@@ -2,13 +2,18 @@
 
 A *plan* is an array of records, one a kernel launch, sixteen words of 8 bytes each:
 
-    | kernel | args | units | chunk | counter | args stride | repeated | barrier | own | unused |
+    | kernel | args | units | chunk | counter | args stride | repeated | barrier | own |
+    | release | release nbytes | unused |
 
 Every thread walks the same records. With `chunk` zero the units are divided evenly; else each
 thread begins with `own` units side by side, and all then take chunks of the rest from the counter,
 so that a core that is held up takes fewer. A `repeated` record is done whole by every thread, each
 with arguments of its own, `args stride` bytes apart. Where
-`barrier` is set all threads meet behind the record.
+`barrier` is set all threads meet behind the record. Behind chunks that were read from a mapped
+file for the last time, the system may drop the pages from address `release` on.
+
+A plan can be *begun*: the workers walk it while the caller does something else, and the caller
+walks it, too, when it finishes the plan.
 
 Workers stay parked in `team_worker`, inside native code, without the GIL: they spin a bounded while
 and then sleep in the kernel (futex), at barriers too, for a spinning thread would starve the others
@@ -43,10 +48,13 @@ SPIN = 424  # i64: rounds at a barrier before sleeping
 SPIN_JOB = 432  # i64: rounds between steps before sleeping
 SYSCALL = 440  # address of libc's syscall(), zero where there is none
 TIMES = 448  # address of i64 [record][2], cycles at work and at the barrier; zero: not profiling
+BEGUN = 456  # i64: nonzero: the workers walk a plan that thread 0 has not walked yet
+MADVISE = 464  # address of libc's madvise(), zero where there is none
 TEAM_NBYTES = 512
 
 RECORD_NBYTES = 128
 FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
+_MADV_DONTNEED = 4
 _FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}
 
 # MXCSR and FPCR: round to nearest even, subnormals kept, exceptions masked.
@@ -54,32 +62,46 @@ _MXCSR_DEFAULT = 0x1F80
 
 
 def emit_walker(module: ir.Module, target: Target) -> None:
-    """Define `run_plan(ptr team)` and `team_worker(ptr team, i64 index)`.
+    """Define `run_plan`, `begin_plan`, `finish_plan` and `team_worker(ptr team, i64 index)`.
 
+    The first three take a `ptr team`; `finish_plan` does nothing unless a plan was begun.
     And `enter_float_mode(ptr saved)` and `leave_float_mode(ptr saved)`, for the little that NumPy
     computes on the way to a logit; `saved` is an i64 that the caller keeps in between.
     """
-    _emit_run(module, target)
-    _emit_worker(module, target)
+    k, (team, index) = new_function(module, target, "walk_plan", (ptr, i64))
+    k.function.linkage = "internal"  # a call of an exported one would go by a table not there
+    _walk(k, team, index)
+    k.ret()
+    _emit_run(module, target, k.function)
+    _emit_worker(module, target, k.function)
     _emit_float_mode(module, target)
 
 
-def _emit_run(module: ir.Module, target: Target) -> None:
+def _emit_run(module: ir.Module, target: Target, walk: ir.Function) -> None:
     k, (team,) = new_function(module, target, "run_plan", (ptr,))
     for _ in k.when(team.at(N_THREADS).load(i64) > 1):
         _advance(k, team, JOB)
-    _walk(k, team, k.const(i64, 0))
+    k.b.call(walk, [team.raw, k.const(i64, 0).raw])
+    k.ret()
+    k, (team,) = new_function(module, target, "begin_plan", (ptr,))
+    team.at(BEGUN).store(k.const(i64, 1))
+    _advance(k, team, JOB)
+    k.ret()
+    k, (team,) = new_function(module, target, "finish_plan", (ptr,))
+    for _ in k.when(team.at(BEGUN).load(i64) != 0):
+        k.b.call(walk, [team.raw, k.const(i64, 0).raw])
+        team.at(BEGUN).store(k.const(i64, 0))
     k.ret()
 
 
-def _emit_worker(module: ir.Module, target: Target) -> None:
+def _emit_worker(module: ir.Module, target: Target, walk: ir.Function) -> None:
     k, (team, index) = new_function(module, target, "team_worker", (ptr, i64))
     seen = k.var(k.const(i32, 0))
     for _ in k.loop(lambda: k.load_acquire(team.at(STOP), i64) == 0):
         _wait(k, team, JOB, seen.get(), SPIN_JOB)
         seen.set(seen.get() + 1)
         for _ in k.when(k.load_acquire(team.at(STOP), i64) == 0):
-            _walk(k, team, index)
+            k.b.call(walk, [team.raw, index.raw])
     k.ret()
 
 
@@ -134,21 +156,32 @@ def _run_record(
         for _ in k.when(own > 0):
             k.call(address, None, args, own * index, own * (index + 1), scratch)
         call = address, args, scratch
-        _take_chunks(k, team, call, record.at(32), own * n_threads, units, chunk)
+        _take_chunks(k, team, record, call, own * n_threads, units, chunk)
 
 
 def _take_chunks(
-    k: LlvmBuilder, team: Value, call: tuple[Value, Value, Value], counter: Value, first: Value,
+    k: LlvmBuilder, team: Value, record: Value, call: tuple[Value, Value, Value], first: Value,
     units: Value, chunk: Value,
 ) -> None:  # fmt: skip
     address, args, scratch = call
+    counter = record.at(32)
     taken = k.var(first + k.fetch_add(counter, chunk))
     for _ in k.loop(lambda: taken.get() < units):
         begin = taken.get()
-        k.call(address, None, args, begin, k.minimum(begin + chunk, units), scratch)
+        end = k.minimum(begin + chunk, units)
+        k.call(address, None, args, begin, end, scratch)
+        for _ in k.when(end == units):
+            _release(k, team, record)
         taken.set(first + k.fetch_add(counter, chunk))
         for _ in k.when(k.load_acquire(team.at(ABORT), i64) != 0):
             taken.set(units)
+
+
+def _release(k: LlvmBuilder, team: Value, record: Value) -> None:
+    """Let the system drop pages of a mapped file. Who still reads them has them mapped again."""
+    nbytes, madvise = record.at(80).load(i64), team.at(MADVISE).load(ptr)
+    for _ in k.when((nbytes != 0) & k.not_null(madvise)):
+        k.call(madvise, i32, record.at(72).load(ptr), nbytes, k.const(i32, _MADV_DONTNEED))
 
 
 def _barrier(k: LlvmBuilder, team: Value, n_threads: Value) -> None:

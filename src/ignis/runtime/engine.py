@@ -35,7 +35,7 @@ from ignis.runtime.launches import (
 from ignis.runtime.memory import Memory, thread_stride
 from ignis.runtime.plan import ONE_ROW, CompiledPlan
 from ignis.runtime.rope_tables import RopeTable
-from ignis.runtime.schedule import timetable_of
+from ignis.runtime.schedule import Timetable, timetable_of
 from ignis.runtime.step import StepBatch, StepTables
 from ignis.runtime.team import WALKER, ThreadTeam
 from ignis.runtime.weights import PackingPiece, WeightStore, packing_pieces
@@ -55,6 +55,8 @@ class Engine(Protocol):
     n_slots: int
 
     def forward(self, batch: StepBatch) -> NDArray[np.float32]: ...
+
+    def settle(self) -> None: ...
 
     def truncate(self, slot: int, n_positions: int) -> None: ...
 
@@ -108,7 +110,7 @@ class NativeEngine:
         kernels, scratch_nbytes = self._requirements()
         self.library = Library([WALKER, *kernels], options.target, options.objects)
         self.team = ThreadTeam(self.library, options.n_threads, scratch_nbytes)
-        self._pack()
+        self._packing_plan = self._begin_packing()
 
     def forward(self, batch: StepBatch) -> NDArray[np.float32]:
         """Run one step and return the logits of its rows, f32 [R, V].
@@ -121,6 +123,10 @@ class NativeEngine:
             self._filled[slot] = position + 1
         n_vocab = self.config.n_vocab
         return bucket.logits.view(np.float32, n_logits * n_vocab).reshape(n_logits, n_vocab).copy()
+
+    def settle(self) -> None:
+        """Help with the packing of weights, which the first step waits for, until it is done."""
+        self.team.finish()
 
     def truncate(self, slot: int, n_positions: int) -> None:
         """Forget what a slot holds behind its first `n_positions` positions."""
@@ -263,23 +269,19 @@ class NativeEngine:
             self._rope_tables[key] = RopeTable(base, n_rot, array, self.n_ctx, scaling)
         return self._rope_tables[key].address
 
-    def _pack(self) -> None:
-        """Fill the panels, some megabytes at a time, and let go of the file's pages behind."""
-        groups: list[list[PackingPiece]] = [[]]
-        for tensor in self.weights.packed:
-            for piece in packing_pieces(tensor, PACK_NBYTES):
-                if sum(other.nbytes for other in groups[-1]) + piece.nbytes > PACK_NBYTES:
-                    groups.append([])
-                groups[-1].append(piece)
-        launches = [self._packing(piece) for group in groups for piece in group]
-        plan = CompiledPlan(launches, self.library, self.options.n_threads)
+    def _begin_packing(self) -> CompiledPlan:
+        """Let the team's workers fill the panels while Python goes on; see `settle`."""
+        launches = [
+            self._packing(piece)
+            for tensor in self.weights.packed
+            for piece in packing_pieces(tensor, PACK_NBYTES)
+        ]
+        timetable = Timetable.one_step(len(launches))
+        plan = CompiledPlan(launches, self.library, self.options.n_threads, timetable)
         plan.set_counts(ONE_ROW)
-        start = 0
-        for group in filter(None, groups):
-            self.team.run(plan.records[start : start + len(group)])
-            start += len(group)
-            for piece in group:
-                self.weights.release_mapped(piece)
+        if launches:
+            self.team.begin(plan.records)
+        return plan
 
     def _packing(self, piece: PackingPiece) -> Launch:
         name = piece.tensor.name
@@ -324,6 +326,9 @@ class ReferenceEngine:
             np.asarray(batch.positions), np.asarray(batch.slots), np.asarray(batch.logit_rows),
         )  # fmt: skip
         return logits.astype(np.float32)
+
+    def settle(self) -> None:
+        """Nothing was begun."""
 
     def truncate(self, slot: int, n_positions: int) -> None:
         """Positions are overwritten as sequences are fed again; nothing is to be done."""

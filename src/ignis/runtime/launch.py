@@ -46,6 +46,7 @@ class Launch:
     scratch_nbytes: int = 0
     grain: int = 0  # of work that streams weights: units of a chunk long enough to prefetch
     stage: int = 0  # of the op: which of its stages the launch belongs to
+    release: tuple[int, int] = (0, 0)  # address and bytes of a mapped file: read for the last time
     part: Operation | None = None  # of a group of matmuls: the one that this launch computes
 
     @property

@@ -45,6 +45,7 @@ from ignis.runtime.launch import (
     rows_of,
     unit_rows,
 )
+from ignis.runtime.memory import whole_pages
 from ignis.runtime.weights import PackingPiece
 
 __all__ = [
@@ -66,16 +67,21 @@ def embedding_launch(weight: int, format: str, x: Value, at: Surroundings) -> La
 
 
 def pack_launch(piece: PackingPiece, source: int, target: int) -> Launch:
-    """Some rows of the tensor at the address `source` -> its packed form at `target`."""
+    """Some rows of the tensor at the address `source` -> its packed form at `target`.
+
+    The file's pages are let go behind.
+    """
     tensor = piece.tensor
     source, target = source + piece.offset_bytes, target + piece.packed_offset_bytes
+    release = whole_pages(source, piece.nbytes)
     args: dict[str, Argument]
     if tensor.layout != PANELS:
         args = {"x": source, "y": target, "n_bytes": piece.nbytes}
-        return Launch(None, copy_bytes(), args, -(-piece.nbytes // UNIT_NBYTES), shared=True)
+        n_units = -(-piece.nbytes // UNIT_NBYTES)
+        return Launch(None, copy_bytes(), args, n_units, shared=True, release=release)
     args = {"weight": source, "y": target, "n_rows": piece.n_rows, "n_values": tensor.n_values}
     kernel = matmul.pack_panels(format=tensor.format)
-    return Launch(None, kernel, args, -(-piece.n_rows // ROWS), shared=True)
+    return Launch(None, kernel, args, -(-piece.n_rows // ROWS), shared=True, release=release)
 
 
 def lower(op: Operation, at: Surroundings) -> list[Launch]:

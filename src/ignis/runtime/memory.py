@@ -45,12 +45,18 @@ class Memory:
 
 def drop_pages(address: int, nbytes: int) -> None:
     """Let the system drop the whole pages of a mapped file there; read again if touched."""
+    first, nbytes = whole_pages(address, nbytes)
+    if nbytes:
+        # By libc: the mapping is held by NumPy, which has no such call.
+        start, length = ctypes.c_void_p(first), ctypes.c_size_t(nbytes)
+        _libc().madvise(start, length, mmap.MADV_DONTNEED)
+
+
+def whole_pages(address: int, nbytes: int) -> tuple[int, int]:
+    """Address and bytes of the whole pages in a stretch of memory."""
     first = align(address, mmap.PAGESIZE)
     last = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
-        # By libc: the mapping is held by NumPy, which has no such call.
-        start, length = ctypes.c_void_p(first), ctypes.c_size_t(last - first)
-        _libc().madvise(start, length, mmap.MADV_DONTNEED)
+    return first, max(last - first, 0)
 
 
 @cache

@@ -23,6 +23,7 @@ _OWN_EIGHTHS = 5
 
 _RECORD_WORDS = 16
 _KERNEL, _ARGS, _UNITS, _CHUNK, _COUNTER, _ARGS_STRIDE, _REPEATED, _BARRIER, _OWN = range(9)
+_RELEASE = slice(9, 11)
 
 ONE_ROW: Mapping[str, int] = MappingProxyType({"T": 1, "R": 1, "S": 1})
 """The counts for launches outside a model's step, which name none."""
@@ -61,6 +62,7 @@ class CompiledPlan:
             record[_ARGS_STRIDE] = 8 * n_params if copies[index] > 1 else 0
             record[_REPEATED] = timetable is not None and timetable.repeated[index]
             record[_BARRIER] = timetable is None or timetable.barrier_after(index)
+            record[_RELEASE] = launch.release
         self._patched = {name: np.array(places) for name, places in self._patched.items()}
         self._units = np.array([launch.units for launch in launches], np.int64)
         self._grains = np.array([launch.grain for launch in launches], np.int64)

@@ -30,6 +30,11 @@ class Timetable:
     repeated: tuple[bool, ...]
     step: tuple[int, ...]
 
+    @classmethod
+    def one_step(cls, n_launches: int) -> Timetable:
+        """For launches that do not depend on each other: threads meet behind the last only."""
+        return cls((False,) * n_launches, (0,) * n_launches)
+
     @property
     def n_steps(self) -> int:
         """Steps of the plan: barriers that a run costs."""

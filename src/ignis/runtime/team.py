@@ -1,13 +1,15 @@
 """The thread team: Python threads parked inside native code, where no GIL hand-over can slow them.
 
 `ThreadTeam.run(records)` runs a plan (see `native.walker`) on all threads and returns when it is
-done, or raises KeyboardInterrupt soon after Ctrl-C.
+done, or raises KeyboardInterrupt soon after Ctrl-C. `begin(records)` lets the workers run one while
+the caller goes on, until `finish`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import sys
 import threading
@@ -46,6 +48,8 @@ class ThreadTeam:
         run_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
         worker_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
         self._run_plan = run_type(library.address("run_plan"))
+        self._begin_plan = run_type(library.address("begin_plan"))
+        self._finish_plan = run_type(library.address("finish_plan"))
         self._worker = worker_type(library.address("team_worker"))
         self._enter_float_mode = run_type(library.address("enter_float_mode"))
         self._leave_float_mode = run_type(library.address("leave_float_mode"))
@@ -53,9 +57,12 @@ class ThreadTeam:
         self._scratch = Memory(self._stride * n_threads)
         self._block = Memory(walker.TEAM_NBYTES)
         self._workers: list[threading.Thread] = []
+        self._begun: NDArray[np.int64] | None = None
         self._owner_pid = 0
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _stop, self._block, self._run_plan, self._workers)
+        self._finalizer = weakref.finalize(
+            self, _stop, self._block, self._run_plan, self._finish_plan, self._workers
+        )
 
     def run(
         self, records: NDArray[np.int64], times: NDArray[np.int64] | None = None,
@@ -63,34 +70,77 @@ class ThreadTeam:
     ) -> None:  # fmt: skip
         """Run the records ([n, 16] int64), a plan that may be begun again.
 
+        What was begun is finished before.
+
         `times` (int64 [n, 2]) collects thread 0's cycles at work and at the barrier, a record.
         `prepare` is called before each attempt.
 
         Raises: KeyboardInterrupt soon after Ctrl-C; UsageError after `close`.
         """
         with self._lock:
-            if not self._finalizer.alive:
-                raise UsageError("the model is closed", hint="load it again")
-            self._start_workers()
-            self._word(walker.PLAN)[0] = records.ctypes.data
-            self._word(walker.N_RECORDS)[0] = len(records)
-            self._word(walker.TIMES)[0] = 0 if times is None else times.ctypes.data
-            abort = self._word(walker.ABORT)
-            while not self._attempt(records, abort, prepare):
-                # Python raises KeyboardInterrupt as soon as the call returns. If it did not, the
-                # word was set by a Ctrl-C of before, whose wake-up came late: begin again.
-                pass
+            self._check_open()
+            self._finish()
+            self._run(records, times, prepare)
 
-    def _attempt(
-        self, records: NDArray[np.int64], abort: NDArray[np.int64], prepare: Callable[[], None]
-    ) -> bool:
-        """Run the plan once; whether it was not broken off."""
-        prepare()
+    def begin(self, records: NDArray[np.int64]) -> None:
+        """Let the workers begin on the records while the caller does something else.
+
+        The records, and all that they point to, must stay as they are until `finish`.
+        """
+        with self._lock:
+            self._check_open()
+            self._finish()
+            self._load(records)
+            self._begun = records
+            self._begin_plan(self._block.address)
+
+    def finish(self) -> None:
+        """Help the workers with what was begun until it is done; nothing where nothing was.
+
+        Raises: KeyboardInterrupt soon after Ctrl-C; whoever finishes next then runs it anew.
+        """
+        with self._lock:
+            self._finish()
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise UsageError("the model is closed", hint="load it again")
+
+    def _finish(self) -> None:
+        if self._begun is None:
+            return
+        abort = self._word(walker.ABORT)
+        is_forked = self._owner_pid != os.getpid()  # then the workers are not here
+        if not is_forked:
+            with watch_for_interrupt(abort):
+                self._finish_plan(self._block.address)
+        if is_forked or abort[0]:
+            self._run(self._begun)
+        self._begun = None
+
+    def _run(
+        self, records: NDArray[np.int64], times: NDArray[np.int64] | None = None,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        done = False
+        while not done:
+            # Python raises KeyboardInterrupt as soon as the call returns. If it did not, the
+            # abort word was set by a Ctrl-C of before, whose wake-up came late: begin again.
+            prepare()
+            self._load(records, times)
+            abort = self._word(walker.ABORT)
+            with watch_for_interrupt(abort):
+                self._run_plan(self._block.address)
+            done = not abort[0]
+
+    def _load(self, records: NDArray[np.int64], times: NDArray[np.int64] | None = None) -> None:
+        """Put a plan into the team block, for the workers to find."""
+        self._start_workers()
         records[:, 4] = 0  # the chunk counters
-        abort[0] = 0
-        with watch_for_interrupt(abort):
-            self._run_plan(self._block.address)
-        return not abort[0]
+        self._word(walker.PLAN)[0] = records.ctypes.data
+        self._word(walker.N_RECORDS)[0] = len(records)
+        self._word(walker.TIMES)[0] = 0 if times is None else times.ctypes.data
+        self._word(walker.ABORT)[0] = 0
 
     @contextlib.contextmanager
     def float_mode(self) -> Iterator[None]:
@@ -121,7 +171,8 @@ class ThreadTeam:
             (walker.SCRATCH_STRIDE, self._stride),
             (walker.SPIN, _SPIN_CROWDED if crowded else _SPIN_BARRIER),
             (walker.SPIN_JOB, _SPIN_CROWDED if crowded else _SPIN_JOB),
-            (walker.SYSCALL, _syscall_address()),
+            (walker.SYSCALL, _libc_address("syscall") if sys.platform == "linux" else 0),
+            (walker.MADVISE, _libc_address("madvise") if hasattr(mmap, "MADV_DONTNEED") else 0),
         ):
             self._word(offset)[0] = value
         self._workers[:] = [
@@ -135,10 +186,14 @@ class ThreadTeam:
             worker.start()
 
 
-def _stop(block: Memory, run_plan: Any, workers: list[threading.Thread]) -> None:
+def _stop(
+    block: Memory, run_plan: Any, finish_plan: Any, workers: list[threading.Thread]
+) -> None:
     """Let the workers return: an empty plan with the stop word set wakes them."""
     if not any(worker.is_alive() for worker in workers):
         return
+    block.view(np.int64, 1, walker.ABORT)[0] = 1  # what was begun is broken off
+    finish_plan(block.address)
     block.view(np.int64, 1, walker.STOP)[0] = 1
     block.view(np.int64, 1, walker.N_RECORDS)[0] = 0
     run_plan(block.address)
@@ -146,8 +201,5 @@ def _stop(block: Memory, run_plan: Any, workers: list[threading.Thread]) -> None
         worker.join()
 
 
-def _syscall_address() -> int:
-    """libc's syscall(); zero where there is no futex to call with it."""
-    if not sys.platform.startswith("linux"):
-        return 0
-    return ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value or 0
+def _libc_address(function: str) -> int:
+    return ctypes.cast(getattr(ctypes.CDLL(None), function), ctypes.c_void_p).value or 0

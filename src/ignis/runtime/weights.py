@@ -19,7 +19,7 @@ from ignis.graph.ir.types import ALIGNMENT, MAPPED, PANELS, align
 from ignis.kernels.panels import FORMATS
 from ignis.kernels.rows import ROWS
 from ignis.runtime.cgroup import free_memory
-from ignis.runtime.memory import Memory, drop_pages
+from ignis.runtime.memory import Memory
 
 LAYOUTS = ("auto", "mapped", "packed")
 
@@ -138,7 +138,3 @@ class WeightStore:
     def layout(self) -> str:
         """Whether any weight is `packed`, or all are `mapped`."""
         return "packed" if self.packed else "mapped"
-
-    def release_mapped(self, piece: PackingPiece) -> None:
-        """Let the system drop the file's pages of rows that have been packed."""
-        drop_pages(self._file.address(piece.tensor.name) + piece.offset_bytes, piece.nbytes)
