@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from ignis.api import Generation, GenerationStats, Model
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(NamedTuple):
     """The command line of `run`, checked."""
 
     prompt: str | None          # None: chat on the terminal
@@ -111,6 +109,7 @@ def run(
     with prompt_interrupt():    # while it compiles; steps watch for Ctrl-C themselves
         loaded = ignis.load(path, threads=threads, n_ctx=n_ctx, engine=engine, pre=pre,
                             weights=weights, kv_type=kv_type, prepare_chat=not raw)
+    gc.freeze()     # or the first look, 18 ms, would come before the answer
     gc.enable()
     with loaded:
         for line in loaded.report.lines():
