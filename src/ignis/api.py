@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -81,7 +81,7 @@ def load(
         source = file.metadata.get("tokenizer.chat_template")
         template = ChatTemplate(source if isinstance(source, str) else None, tokenizer, worker)
         runner.settle()
-        report = replace(report, seconds=time.perf_counter() - started)
+        report = report._replace(seconds=time.perf_counter() - started)
         model = Model(file, tokenizer, template, runner, config, report, unguard)
         undo.pop_all()
     return model

@@ -15,7 +15,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ignis.errors import GraphError, UsageError
 from ignis.gguf import GGUFFile
@@ -44,8 +44,7 @@ ENGINES = ("graph", "imperative", "reference")
 DEFAULT_CTX = 4096  # positions, unless the model or the caller wants fewer or more
 
 
-@dataclass(frozen=True, slots=True)
-class CompileReport:
+class CompileReport(NamedTuple):
     """What the compiler did, for people and for tests. Sizes in bytes, of a decode step."""
 
     architecture: str

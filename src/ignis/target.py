@@ -6,7 +6,7 @@ kernels can be emitted for another machine (AArch64) or for a lower feature leve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _LEVELS: dict[str, tuple[str, str]] = {
     # name -> (LLVM CPU name, triple architecture)
@@ -31,8 +31,7 @@ _LEVEL_FEATURES: dict[str, frozenset[str]] = {
 _NOT_INTEL = ("znver", "bdver", "btver", "amdfam", "barcelona", "athlon", "k8", "x86-64", "generic")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """One processor: LLVM triple and CPU name, the features it is known to have and to lack.
 
     A CPU name brings all features of its model, and a hypervisor may hide some of them (a Zen 4

@@ -8,7 +8,7 @@ a write beside its place is seen.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -170,7 +170,7 @@ class GraphRunner:
         one = n_tokens == 1 and n_logits == 1
         timing = Timing.of(graph, one=one)
         # What the test feeds lies in one place: no embedding is looked up by every thread.
-        timing = replace(timing, private=timing.private.difference(graph.inputs))
+        timing = timing._replace(private=timing.private.difference(graph.inputs))
         reuse = "plan_memory" not in self.setting.disabled and not plain
         planned = plan_memory(
             graph, n_tokens, n_logits, outputs_in_arena=False, reuse=reuse, timing=timing

@@ -7,7 +7,6 @@ real shapes and for random ones, in every bucket that the engine plans for.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -28,8 +27,8 @@ N_LAYERS = 8  # of real shapes: layers repeat, and so do their lives
 def _shape(architecture: str, n_embd: int, heads: tuple[int, int, int], n_ff: int, n_vocab: int,
            **more: object) -> ModelConfig:  # fmt: skip
     n_heads, n_kv_heads, head_dim = heads
-    return replace(
-        QWEN2_05B, architecture=architecture, n_layers=N_LAYERS, n_embd=n_embd, n_heads=n_heads,
+    return QWEN2_05B._replace(
+        architecture=architecture, n_layers=N_LAYERS, n_embd=n_embd, n_heads=n_heads,
         n_kv_heads=n_kv_heads, head_dim=head_dim, rope_dim=head_dim, n_ff=n_ff, n_vocab=n_vocab,
         **more,
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +15,8 @@ from ignis.graph.models import ARCHITECTURES, ModelConfig, build_graph
 from ignis.graph.models.experts import Experts
 from tests.graph.qwen_shape import QWEN2_05B, decoder_tensors, tensor
 
-TINY = replace(
-    QWEN2_05B, n_layers=1, n_embd=64, n_heads=2, n_kv_heads=1, head_dim=32, n_ff=96, n_vocab=300,
+TINY = QWEN2_05B._replace(
+    n_layers=1, n_embd=64, n_heads=2, n_kv_heads=1, head_dim=32, n_ff=96, n_vocab=300,
     rope_dim=32, source="tiny.gguf",
 )  # fmt: skip
 
@@ -204,7 +203,7 @@ def _moe_file(architecture: str, **changes: object) -> Any:
 
 def _with_experts(architecture: str) -> ModelConfig:
     """The tiny model with four experts, two of which are used."""
-    config = replace(TINY, architecture=architecture, experts=replace(SOME_EXPERTS, n_ff=32))
+    config = TINY._replace(architecture=architecture, experts=SOME_EXPERTS._replace(n_ff=32))
     return ARCHITECTURES[architecture].complete(config)
 
 
@@ -215,16 +214,16 @@ def test_experts_of_a_file() -> None:
         assert found is not None
         return found
 
-    plain = replace(SOME_EXPERTS, n_ff=48)
-    assert experts("llama") == replace(plain, n_ff=96, normalized=True)
-    assert experts("qwen3moe") == replace(plain, normalized=True)
-    assert experts("qwen2moe") == replace(plain, normalized=False, n_ff_shared=96)
+    plain = SOME_EXPERTS._replace(n_ff=48)
+    assert experts("llama") == plain._replace(n_ff=96, normalized=True)
+    assert experts("qwen3moe") == plain._replace(normalized=True)
+    assert experts("qwen2moe") == plain._replace(normalized=False, n_ff_shared=96)
     said = {"expert_weights_norm": True, "expert_weights_scale": 2.5,
             "expert_feed_forward_length": 32, "expert_gating_func": 1}  # fmt: skip
-    wanted = replace(plain, n_ff=32, normalized=True, scale=2.5)
+    wanted = plain._replace(n_ff=32, normalized=True, scale=2.5)
     assert experts("qwen3moe", **said) == wanted
     said |= {"expert_shared_feed_forward_length": 64, "expert_shared_count": 1}
-    assert experts("qwen2moe", **said) == replace(wanted, n_ff_shared=64)
+    assert experts("qwen2moe", **said) == wanted._replace(n_ff_shared=64)
     assert experts("qwen3moe", feed_forward_length=None, expert_feed_forward_length=32).n_ff == 32
 
 
@@ -313,7 +312,7 @@ def test_unknown_architectures_are_listed() -> None:
         with pytest.raises(ModelFileError, match="architecture"):
             ModelConfig.from_gguf(file)
     with pytest.raises(UnsupportedModelError, match="got 'mamba', wanted llama or qwen2 or"):
-        build_graph(replace(TINY, architecture="mamba"), decoder_tensors(TINY))
+        build_graph(TINY._replace(architecture="mamba"), decoder_tensors(TINY))
 
 
 def test_fewer_rows_than_tokens() -> None:
@@ -349,13 +348,13 @@ def test_a_tensor_without_a_place_is_refused() -> None:
 def test_output_tied_or_not() -> None:
     tied = build_graph(TINY, decoder_tensors(TINY))
     assert tied.operations[-1].operands[1].weight_name == "token_embd.weight"
-    untied = replace(TINY, tied_output=False)
+    untied = TINY._replace(tied_output=False)
     graph = build_graph(untied, decoder_tensors(untied))
     assert graph.operations[-1].operands[1].weight_name == "output.weight"
 
 
 def test_frequency_factors_reach_every_rope() -> None:
-    llama = replace(TINY, architecture="llama", rope_style="interleaved")
+    llama = TINY._replace(architecture="llama", rope_style="interleaved")
     graph = build_graph(llama, decoder_tensors(llama) | {"rope_freqs.weight": tensor(16)})
     ropes = [op for op in graph.operations if op.name == "rope"]
     assert len(ropes) == 2
@@ -366,9 +365,9 @@ def test_frequency_factors_reach_every_rope() -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_graphs_verify_and_round_trip(architecture: str) -> None:
     style = ARCHITECTURES[architecture].rope_style
-    config = replace(TINY, architecture=architecture, rope_style=style)
+    config = TINY._replace(architecture=architecture, rope_style=style)
     if architecture.endswith("moe"):
-        config = replace(_with_experts(architecture), rope_style=style)
+        config = _with_experts(architecture)._replace(rope_style=style)
     graph = build_graph(config, decoder_tensors(config))
     verify(graph)
     assert parse_graph(print_graph(graph)) == graph

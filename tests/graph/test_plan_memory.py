@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,8 +97,8 @@ def test_a_result_nobody_reads_still_needs_a_place() -> None:
 
 
 def _moved(plan: MemoryPlan, name: str, offset: int) -> MemoryPlan:
-    return replace(
-        plan, offsets={v: offset if v.name == name else o for v, o in plan.offsets.items()}
+    return plan._replace(
+        offsets={v: offset if v.name == name else o for v, o in plan.offsets.items()}
     )
 
 
@@ -120,21 +118,21 @@ def test_the_check_of_a_plan_finds_what_is_wrong() -> None:
             verify_plan(_moved(plan, name, offset))
     missing = {v: o for v, o in plan.offsets.items() if v.name != "0"}
     with pytest.raises(GraphError, match="no place in the arena: got %0"):
-        verify_plan(replace(plan, offsets=missing))
+        verify_plan(plan._replace(offsets=missing))
 
 
 TIMED = plan_memory(
     CHAIN, 1, 1, timing=Timing(((0, 0), (1, 1), (1, 1), (2, 2)), frozenset({CHAIN.values[1]}))
 )
 BROKEN: dict[str, list[MemoryPlan]] = {
-    "P1": [replace(TIMED, offsets={v: o for v, o in TIMED.offsets.items() if v.name != "0"})],
+    "P1": [TIMED._replace(offsets={v: o for v, o in TIMED.offsets.items() if v.name != "0"})],
     "P2": [_moved(TIMED, "0", TIMED.private_nbytes), _moved(TIMED, "2", 30)],
     "P3": [_moved(TIMED, "2", _offset(TIMED, "1"))],
-    "P4": [replace(TIMED, naive_nbytes=7), replace(TIMED, output_nbytes=4),
-           replace(TIMED, bound_bytes=TIMED.nbytes + 1), replace(TIMED, private_bound_bytes=999)],
-    "P5": [replace(TIMED, timing=replace(TIMED.timing, steps=((0, 0), (2, 2), (2, 2), (1, 1)))),
-           replace(TIMED, timing=replace(TIMED.timing, steps=((0, 0), (1, 0), (1, 1), (2, 2)))),
-           replace(plan_memory(CHAIN, 1, 1), timing=Timing(()))],
+    "P4": [TIMED._replace(naive_nbytes=7), TIMED._replace(output_nbytes=4),
+           TIMED._replace(bound_bytes=TIMED.nbytes + 1), TIMED._replace(private_bound_bytes=999)],
+    "P5": [TIMED._replace(timing=TIMED.timing._replace(steps=((0, 0), (2, 2), (2, 2), (1, 1)))),
+           TIMED._replace(timing=TIMED.timing._replace(steps=((0, 0), (1, 0), (1, 1), (2, 2)))),
+           plan_memory(CHAIN, 1, 1)._replace(timing=Timing(()))],
     "P6": [plan_memory(CHAIN, 1, 1)],
 }  # fmt: skip
 
@@ -145,7 +143,7 @@ def test_each_rule_is_broken_by_its_case(rule: str) -> None:
     for plan in BROKEN[rule]:
         if rule == "P6":
             private = frozenset({CHAIN.outputs[0]})
-            plan = replace(plan, timing=replace(plan.timing, private=private))
+            plan = plan._replace(timing=plan.timing._replace(private=private))
         with pytest.raises(GraphError):
             RULES[rule](plan)
         if rule not in ("P5", "P6"):

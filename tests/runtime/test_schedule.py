@@ -6,8 +6,6 @@ that looks at every pair of launches finds it before.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ignis.errors import GraphError
@@ -33,12 +31,12 @@ BY_ROW = _launch({B}, {C}, shared=False)
 GOOD = [FIRST, SECOND, BY_ROW]
 TIMETABLE = Timetable((False, False, True), (0, 1, 2))
 BROKEN = {
-    "S1": [(GOOD, replace(TIMETABLE, step=(0, 1, 3))), (GOOD, replace(TIMETABLE, step=(1, 1, 2))),
-           (GOOD, replace(TIMETABLE, step=(0, 1))), (GOOD, replace(TIMETABLE, step=(0, 1, 0)))],
+    "S1": [(GOOD, TIMETABLE._replace(step=(0, 1, 3))), (GOOD, TIMETABLE._replace(step=(1, 1, 2))),
+           (GOOD, TIMETABLE._replace(step=(0, 1))), (GOOD, TIMETABLE._replace(step=(0, 1, 0)))],
     "S2": [(GOOD[1:], Timetable((False, False), (0, 1)))],
-    "S3": [(GOOD, replace(TIMETABLE, step=(0, 0, 1))), (GOOD, replace(TIMETABLE, step=(0, 1, 1)))],
+    "S3": [(GOOD, TIMETABLE._replace(step=(0, 0, 1))), (GOOD, TIMETABLE._replace(step=(0, 1, 1)))],
     "S4": [([FIRST, FIRST], Timetable((False, False), (0, 0)))],
-    "S5": [(GOOD, replace(TIMETABLE, repeated=(True, False, False)))],
+    "S5": [(GOOD, TIMETABLE._replace(repeated=(True, False, False)))],
 }  # fmt: skip
 
 
@@ -101,8 +99,8 @@ def test_plans_are_at_the_bound() -> None:
 @pytest.fixture(scope="module")
 def experts() -> Compilation:
     """Qwen1.5-MoE-A2.7B's layer: a router, four of 60 experts, and a shared one."""
-    config = replace(
-        QWEN2_05B, architecture="qwen2moe", n_layers=3, n_embd=2048, n_heads=16, n_kv_heads=16,
+    config = QWEN2_05B._replace(
+        architecture="qwen2moe", n_layers=3, n_embd=2048, n_heads=16, n_kv_heads=16,
         head_dim=128, rope_dim=128, n_ff=5632,
         experts=Experts(n_experts=60, n_used=4, n_ff=1408, n_ff_shared=5632, normalized=False),
     )  # fmt: skip

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
@@ -94,6 +93,8 @@ def _run(arguments: Sequence[str]) -> int:
         raise
     except Exception as error:
         if os.environ.get("IGNIS_DEBUG", "0") not in ("", "0"):
+            import traceback
+
             traceback.print_exc()
         elif isinstance(error, IgnisError):
             _print_error(str(error))

@@ -2,7 +2,7 @@
 
 Python runs its signal handlers between byte codes, so a call into LLVM that takes a second holds
 Ctrl-C up for a second. `prompt_interrupt` has the system write a byte for each signal into a
-socket (`signal.set_wakeup_fd`); a thread reads it and, if the main thread has not come round to its
+pipe (`signal.set_wakeup_fd`); a thread reads it and, if the main thread has not come round to its
 handler in time, ends the process.
 
 For phases that have nothing to lose (compiling, measuring). Steps of the engine need it not: the
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -36,8 +35,8 @@ def prompt_interrupt() -> Iterator[None]:
             or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    receiver, sender = socket.socketpair()
-    sender.setblocking(False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
     heard = threading.Event()
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -45,7 +44,7 @@ def prompt_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
     def watch() -> None:
-        while signals := receiver.recv(64):
+        while signals := os.read(read_end, 64):
             if signal.SIGINT in signals:
                 if not heard.wait(_PATIENCE_SECONDS):
                     os._exit(INTERRUPTED)
@@ -53,7 +52,7 @@ def prompt_interrupt() -> Iterator[None]:
 
     thread = threading.Thread(target=watch, name="ignis-interrupt", daemon=True)
     thread.start()
-    previous = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    previous = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, interrupt)
     try:
         yield
@@ -61,9 +60,9 @@ def prompt_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.set_wakeup_fd(previous)
         heard.set()
-        sender.close()
+        os.close(write_end)
         thread.join()
-        receiver.close()
+        os.close(read_end)
 
 
 @contextlib.contextmanager

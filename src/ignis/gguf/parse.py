@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from mmap import mmap
 from pathlib import Path
 from struct import Struct
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,8 +64,7 @@ _OTHER_FILES = (    # first bytes, what they are
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """One row of the tensor table.
 
     shape       outermost first, as NumPy sees it: GGUF's [K, N] is (N, K), rows of K values
@@ -83,8 +81,7 @@ class TensorInfo:
     file_index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """What a single file says: version, metadata by key, tensors by name.
 
     `places` has, by key, where the bytes of a value begin and end, its type id among them.

@@ -11,10 +11,9 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypeVar, cast, overload
+from typing import Any, NamedTuple, Self, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +32,7 @@ _KIND_NAMES: Mapping[type, str] = MappingProxyType({
     tuple: "an array of arrays"})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MappedFile:
+class MappedFile(NamedTuple):
     """One file in memory, read-only: `data` is uint8 [file size], at virtual `address`."""
 
     path: Path

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from struct import error as StructError  # noqa: N812 (an exception, whatever its case)
 from struct import pack
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,7 @@ Pieces: TypeAlias = "Callable[[], Iterable[bytes | memoryview]]"
 _CHUNK_VALUES = 1 << 22     # values encoded at a time: 16 MB of floats
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
+class _Tensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     format: BlockFormat

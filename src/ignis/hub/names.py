@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ignis.errors import DownloadError, UsageError
 
@@ -16,8 +16,7 @@ _NAME = re.compile(r"(?:hf:)?([\w.-]+)/([\w.-]+)(?::([\w.-]+))?", re.ASCII)
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
-@dataclass(frozen=True, slots=True)
-class HuggingFaceName:
+class HuggingFaceName(NamedTuple):
     """`Qwen/Qwen2.5-0.5B-Instruct-GGUF:q8_0`; without a quantization the repository has one file.
 
     >>> HuggingFaceName.parse("hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:q8_0").quantization

@@ -25,7 +25,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ignis.errors import KernelError
 
@@ -438,8 +438,7 @@ class Builder(ABC):
 Body = Callable[..., None]
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One kernel, specialised: its body, run-time parameters, and compile-time choices.
 
     Called natively as `void name(ptr args, i64 begin, i64 end, ptr scratch)`: `args` points to

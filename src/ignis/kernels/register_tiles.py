@@ -12,7 +12,7 @@ and vectors, whichever take fewer registers stay there while the others pass thr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ignis.kernels.lang import Builder, Value, Variable, f32
 
@@ -20,8 +20,7 @@ LANES = 16
 _MOST_ROWS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """Rows, and vectors of 16 lanes, whose products are summed at once."""
 
     rows: int

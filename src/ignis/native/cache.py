@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import os
 import stat
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -44,6 +43,8 @@ class ObjectCache:
     def put(self, digest: str, data: bytes) -> None:
         if self.folder is None:
             return
+        import tempfile
+
         # A full disk or a lost folder costs the cache, never the run.
         with contextlib.suppress(OSError):
             descriptor, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 
@@ -48,16 +47,15 @@ def watch_for_interrupt(abort: NDArray[np.int64]) -> Iterator[None]:
 
 
 class _Watcher:
-    """The reading thread and its socket pair, one a process."""
+    """The reading thread and its pipe, one a process."""
 
     _current: _Watcher | None = None
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.abort: NDArray[np.int64] | None = None
-        self._reader, self._writer = socket.socketpair()
-        self._writer.setblocking(False)
-        self.write_end = self._writer.fileno()
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self.write_end, False)
         threading.Thread(target=self._read, name="ignis-interrupt", daemon=True).start()
 
     @classmethod
@@ -69,7 +67,7 @@ class _Watcher:
 
     def _read(self) -> None:
         while True:
-            received = self._reader.recv(64)
+            received = os.read(self._read_end, 64)
             abort = self.abort
             if signal.SIGINT in received and abort is not None:
                 abort[0] = 1

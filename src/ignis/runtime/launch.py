@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ignis.graph.ir import Operation, Value
@@ -16,8 +15,7 @@ _DECODE_UNIT_ROWS = 8  # of float weights for one token: small, for chunks to be
 _GRAIN_NBYTES = 65536  # of weights that a thread reads in one go for one token
 
 
-@dataclass(frozen=True, slots=True)
-class Private:
+class Private(NamedTuple):
     """An address in the memory that each thread has for itself: an offset in bytes."""
 
     offset: int
@@ -26,8 +24,7 @@ class Private:
 Argument = int | float | str | Private | None
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """One kernel over `units` units of work, times the count `per` where there is one.
 
     `gate` names a count without which there is nothing to do. `shared` work is handed out in

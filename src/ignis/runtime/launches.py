@@ -7,7 +7,6 @@ step are the names of counts (`T`, `R`, `S`); all else is final.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
 
 from ignis.errors import GraphError
 from ignis.gguf import BLOCKS
@@ -181,7 +180,7 @@ def _attention(op: Operation, at: Surroundings) -> list[Launch]:
     args |= {"k": at.operand(op, "k"), "v": at.operand(op, "v")}
     stored = Launch(op, store, args, units=1, per="T", writes=_cached(op),
                     reads=frozenset(_operands(op, "k", "v")))  # fmt: skip
-    return [stored, *(replace(launch, stage=1) for launch in _attend(op, at))]
+    return [stored, *(launch._replace(stage=1) for launch in _attend(op, at))]
 
 
 def _rope_store(op: Operation, at: Surroundings) -> list[Launch]:
@@ -258,7 +257,7 @@ def _matmul_group(op: Operation, at: Surroundings) -> list[Launch]:
     for (weight, bias), result in zip(op.members, op.results, strict=True):
         operands = {"x": op.x, "weight": weight, "bias": bias}
         part = Matmul.create(operands, {}, [result.name])
-        launches += [replace(launch, op=op, part=part) for launch in _matmul(part, at)]
+        launches += [launch._replace(op=op, part=part) for launch in _matmul(part, at)]
     return launches
 
 

@@ -11,9 +11,8 @@ layer comes out as five steps:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ignis.errors import GraphError
 from ignis.graph.ir import Graph
@@ -23,8 +22,7 @@ from ignis.runtime.launches import Launch
 Given: TypeAlias = "frozenset[Hashable]"
 
 
-@dataclass(frozen=True, slots=True)
-class Timetable:
+class Timetable(NamedTuple):
     """For each launch: is it repeated by every thread, and which step does it belong to."""
 
     repeated: tuple[bool, ...]

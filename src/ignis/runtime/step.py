@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +13,7 @@ from ignis.kernels.segments import SEGMENT
 from ignis.runtime.memory import Memory
 
 
-@dataclass(frozen=True, slots=True)
-class StepBatch:
+class StepBatch(NamedTuple):
     """T tokens and where they stand; `logit_rows` are the R indices that need logits.
 
     Tokens of one slot stand in ascending position, each one behind all that its slot holds.

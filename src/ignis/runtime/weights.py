@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ignis.errors import UsageError
 from ignis.gguf import BLOCKS, GGUFFile
-from ignis.graph.ir import Graph, Value
+from ignis.graph.ir import Graph, TensorType, Value
 from ignis.graph.ir.types import ALIGNMENT, MAPPED, PANELS, align
 from ignis.kernels.panels import FORMATS
 from ignis.kernels.rows import ROWS
@@ -76,21 +76,28 @@ def packing_pieces(tensor: PackedTensor, limit_nbytes: int) -> Iterator[PackingP
 
 def packed_tensors(weights: Iterable[Value]) -> list[PackedTensor]:
     """Those of a graph's weights that it has packed."""
+    alike: dict[TensorType, PackedTensor] = {}  # layers repeat a few types
     found = []
     for weight in weights:
-        format, layout = weight.type.dtype, weight.type.layout
-        if layout == MAPPED:
+        if weight.type.layout == MAPPED:
             continue
-        *experts, n_rows, n_values = weight.type.sizes(0, 0)
-        n_experts = experts[0] if experts else 1
-        if layout == PANELS:
-            nbytes = -(-n_rows // ROWS) * FORMATS[format].panel_nbytes(n_values)
-        else:
-            nbytes = n_rows * BLOCKS[format].row_nbytes(n_values)
-        found.append(PackedTensor(
-            weight.name, format, layout, n_experts, n_rows, n_values, n_experts * nbytes
-        ))  # fmt: skip
+        if weight.type not in alike:
+            alike[weight.type] = _packed(weight)
+        found.append(alike[weight.type]._replace(name=weight.name))
     return found
+
+
+def _packed(weight: Value) -> PackedTensor:
+    format, layout = weight.type.dtype, weight.type.layout
+    *experts, n_rows, n_values = weight.type.sizes(0, 0)
+    n_experts = experts[0] if experts else 1
+    if layout == PANELS:
+        nbytes = -(-n_rows // ROWS) * FORMATS[format].panel_nbytes(n_values)
+    else:
+        nbytes = n_rows * BLOCKS[format].row_nbytes(n_values)
+    return PackedTensor(
+        weight.name, format, layout, n_experts, n_rows, n_values, n_experts * nbytes
+    )
 
 
 def choose_layout(wanted: str, tensors: list[PackedTensor]) -> str:

@@ -16,8 +16,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import regex
 
@@ -42,8 +41,7 @@ _PRIVATE = range(0x40000, 0xE0000)  # planes 4 to 13: no character is, or will s
 Message = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A piece of a rendered chat: a control token, or plain text (`token_id` None)."""
 
     text: str

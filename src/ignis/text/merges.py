@@ -7,8 +7,7 @@ the few spellings that occur in rules but are no tokens get ids from `n_tokens` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,7 @@ from ignis.text.vocabulary import Vocabulary, checked_spans
 SLOT = np.dtype([("key", "<i8"), ("rank", "<i4"), ("merged", "<i4")])
 
 
-@dataclass(frozen=True, slots=True)
-class MergeTable:
+class MergeTable(NamedTuple):
     """Pairs of symbols to rank and merged symbol, and the symbol of each byte.
 
     `slots` has 2^n_bits entries of `SLOT`; a key's first slot is the top `n_bits` bits of

@@ -6,13 +6,12 @@ Axes: T tokens, D width; H query heads, K key heads, C head width.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ignis.errors import GraphError
 from ignis.graph.ir.checks import expect, matrix
-from ignis.graph.ir.evaluation import Array, Evaluation, Integers
 from ignis.graph.ir.kv_types import DEFAULT_KV_TYPE, check_kv_type
 from ignis.graph.ir.operation import (
     Operand,
@@ -29,6 +28,9 @@ from ignis.graph.ir.pointwise import capped
 from ignis.graph.ir.rope import RopeScaling, rope_frequencies
 from ignis.graph.ir.schedule import CHUNKS, ROWS, Stage
 from ignis.graph.ir.types import KV_TYPES, Dim, TensorType
+
+if TYPE_CHECKING:
+    from ignis.graph.ir.evaluation import Array, Evaluation, Integers
 
 
 class Rope(Operation):

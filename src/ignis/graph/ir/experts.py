@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ignis.errors import GraphError
 from ignis.graph.ir.checks import expect, matrix
-from ignis.graph.ir.evaluation import Array, Evaluation, Integers
 from ignis.graph.ir.operation import (
     Operand,
     Operation,
@@ -28,6 +28,9 @@ from ignis.graph.ir.operation import (
 )
 from ignis.graph.ir.schedule import CHUNKS, ROWS, WHOLE, Stage
 from ignis.graph.ir.types import WEIGHT_FORMATS, Dim, TensorType
+
+if TYPE_CHECKING:
+    from ignis.graph.ir.evaluation import Array, Evaluation, Integers
 
 
 class Route(Operation):

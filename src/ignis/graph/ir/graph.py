@@ -91,7 +91,13 @@ class Graph:
 
     def activation_nbytes(self, n_tokens: int, n_logits: int) -> int:
         """Bytes of all activations if each had a buffer of its own."""
-        return sum(value.type.nbytes(n_tokens, n_logits) for value in self.values)
+        return sum(self.value_nbytes(n_tokens, n_logits).values())
+
+    def value_nbytes(self, n_tokens: int, n_logits: int) -> dict[Value, int]:
+        """Bytes of each activation; layers repeat a few types, so those are what is measured."""
+        types = {value.type for value in self.values}
+        nbytes = {type_: type_.nbytes(n_tokens, n_logits) for type_ in types}
+        return {value: nbytes[value.type] for value in self.values}
 
     def __str__(self) -> str:
         from ignis.graph.ir.printer import print_graph  # the printer stands on the graph

@@ -23,7 +23,17 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    Self,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from ignis.errors import GraphError
 from ignis.graph.ir.schedule import ROWS, Stage
@@ -36,8 +46,7 @@ AttributeValue: TypeAlias = int | float | str | tuple[int, ...]
 A = TypeVar("A", bound=AttributeValue)
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """An SSA value: the input, an op's result (`%name`), or a weight (`@name`).
 
     `splat` is the number that all elements of a weight are known to be, where it is known.
@@ -47,9 +56,6 @@ class Value:
     type: TensorType
     is_weight: bool = False
     splat: float | None = None
-
-    def __hash__(self) -> int:
-        return hash(self.name)  # names tell values apart, and passes look many up
 
     def __str__(self) -> str:
         return f"{'@' if self.is_weight else '%'}{self.name}"
@@ -214,12 +220,16 @@ class Operation:
     share: ClassVar[str] = ROWS
     """How threads share the op's work: by `rows` or in `chunks`; see `Stage`."""
     operand_specs: ClassVar[tuple[Operand, ...]] = ()
+    operand_names: ClassVar[tuple[str, ...]] = ()
     attribute_specs: ClassVar[tuple[Attribute[Any], ...]] = ()
+    attribute_names: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         declared = tuple(vars(cls).values())
         cls.operand_specs = tuple(d for d in declared if isinstance(d, Operand))
+        cls.operand_names = tuple(spec.name for spec in cls.operand_specs)
         cls.attribute_specs = tuple(d for d in declared if isinstance(d, Attribute))
+        cls.attribute_names = tuple(spec.name for spec in cls.attribute_specs)
         for position, spec in enumerate(cls.operand_specs):
             spec.index = position
 
@@ -300,13 +310,13 @@ class Operation:
         attributes: Mapping[str, AttributeValue],
     ) -> Self:
         """A checked op whose results have no names yet."""
-        known = [spec.name for spec in cls.operand_specs]
+        known = cls.operand_names
         for name in operands:
             if name not in known:
                 raise GraphError(
                     "unknown operand", where=cls.name, got=name, wanted=" or ".join(known)
                 )
-        arguments = tuple(operands.get(name) for name in known)
+        arguments = tuple(map(operands.get, known))
         op = cls(arguments, MappingProxyType(cls._complete(attributes)), ())
         op.check()
         return op
@@ -317,7 +327,7 @@ class Operation:
 
     def with_operands(self, **operands: Value | None) -> Self:
         """The same op reading other values: checked again, results of the same names."""
-        named = {spec.name: self.arguments[spec.index] for spec in self.operand_specs}
+        named = dict(zip(self.operand_names, self.arguments, strict=True))
         names = [result.name for result in self.results]
         return self.create({**named, **operands}, self.attributes, names)
 
@@ -341,7 +351,7 @@ class Operation:
 
     def check_attributes(self) -> None:
         """Raise GraphError unless exactly the declared attributes are there, all valid."""
-        known = [spec.name for spec in self.attribute_specs]
+        known = self.attribute_names
         for name in self.attributes:
             if name not in known:
                 raise GraphError(

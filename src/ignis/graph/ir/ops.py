@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from ignis.errors import GraphError
 from ignis.graph.ir.a8 import dequantize_a8, quantize_a8
 from ignis.graph.ir.attention import Attend, Attention, Rope, RopeStore
 from ignis.graph.ir.checks import expect, matrix
-from ignis.graph.ir.evaluation import Array, Evaluation
 from ignis.graph.ir.experts import ExpertMatmul, ExpertSum, Route, RowGate
 from ignis.graph.ir.operation import (
     Operand,
@@ -39,6 +39,9 @@ from ignis.graph.ir.pointwise import (
 )
 from ignis.graph.ir.schedule import CHUNKS, Stage
 from ignis.graph.ir.types import A8_BLOCK, BLOCK_FORMATS, WEIGHT_FORMATS, Dim, TensorType
+
+if TYPE_CHECKING:
+    from ignis.graph.ir.evaluation import Array, Evaluation
 
 __all__ = [
     "OPS", "PRODUCTS", "Add", "Attend", "Attention", "Columns", "ExpertMatmul", "ExpertSum",

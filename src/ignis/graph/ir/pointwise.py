@@ -5,13 +5,17 @@ Axes: T tokens, D width.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ignis.errors import GraphError
 from ignis.graph.ir.checks import expect, matrix
-from ignis.graph.ir.evaluation import Array, Evaluation
 from ignis.graph.ir.operation import Operand, Operation, count, index, positive
 from ignis.graph.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from ignis.graph.ir.evaluation import Array, Evaluation
 
 
 class Add(Operation):

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,8 +27,7 @@ _PI = Decimal("3.141592653589793238462643383279502884197169399375105820974944592
 _HALF_PI = Fraction("1.57079632679489661923132169163975144209858469968755291048747229615390820")
 
 
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
+class RopeScaling(NamedTuple):
     """How a model was stretched to a longer context.
 
     `divisor` divides all angles (linear interpolation). YaRN (arXiv 2309.00071, 3.2) leaves the

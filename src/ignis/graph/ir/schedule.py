@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 ROWS = "rows"
 CHUNKS = "chunks"
 WHOLE = "whole"
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """A part of an op, and how threads share it.
 
     rows     a row of the result is one thread's, made from the same row of what is read: little
@@ -30,8 +29,7 @@ class Stage:
     axis: str
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(NamedTuple):
     """Which stages every thread repeats, and behind which of them threads meet at a barrier.
 
     Entry 0 stands for the graph's inputs, then one follows for each stage of each op. `meet_one`

@@ -12,8 +12,7 @@ The textual form is the one that `str` gives and `TensorType.parse` reads.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ignis.errors import GraphError
 
@@ -54,8 +53,7 @@ ACTIVATION_DTYPES = ("f32", "a8", "experts")
 _TYPE = re.compile(r"([a-z][a-z0-9_]*)\[([^\]]*)\](?: (\w+))?")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorType:
+class TensorType(NamedTuple):
     """An element type and a shape, outermost axis first; entries are sizes or "T" and "R".
 
     Weights have a layout besides, which is written where they do not lie as in the file.
@@ -94,8 +92,8 @@ class TensorType:
 
     def sizes(self, n_tokens: int, n_logits: int) -> tuple[int, ...]:
         """The shape of a step of `n_tokens` tokens with `n_logits` rows of logits."""
-        symbols = {"T": n_tokens, "R": n_logits}
-        return tuple(symbols[dim] if isinstance(dim, str) else dim for dim in self.shape)
+        given = {"T": n_tokens, "R": n_logits}
+        return tuple([given[dim] if isinstance(dim, str) else dim for dim in self.shape])
 
     def nbytes(self, n_tokens: int, n_logits: int) -> int:
         """Bytes of an activation in a step of `n_tokens` tokens and `n_logits` rows of logits.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ignis.graph.ir import Value
 
@@ -20,8 +19,7 @@ def as_read(config: ModelConfig) -> ModelConfig:
     return config
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(NamedTuple):
     """A kind of decoder.
 
     `name` is GGUF's `general.architecture`; `rope_style` how its heads pair elements ("neox" or

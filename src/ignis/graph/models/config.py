@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -72,8 +71,7 @@ class ModelFile(Protocol):
     def tensors(self) -> Mapping[str, Tensor]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(NamedTuple):
     """The numbers that shape a decoder. Widths are in elements, `rope_base` is theta."""
 
     architecture: str
@@ -109,7 +107,7 @@ class ModelConfig:
     experts: Experts | None = None
     kv_type: str = DEFAULT_KV_TYPE
     """How the KV cache keeps keys and values."""
-    source: str = field(default="model", compare=False)
+    source: str = "model"
     """The file, for errors."""
 
     @property
@@ -125,8 +123,9 @@ class ModelConfig:
 
     def for_context(self, n_ctx: int, kv_type: str = DEFAULT_KV_TYPE) -> ModelConfig:
         """This model in a context of `n_ctx` positions, kept as `kv_type`."""
-        return replace(self, kv_type=kv_type,
-                       n_ctx=None if self.long_rope_above is None else n_ctx)  # fmt: skip
+        return self._replace(
+            kv_type=kv_type, n_ctx=None if self.long_rope_above is None else n_ctx
+        )
 
     @classmethod
     def from_gguf(cls, file: ModelFile) -> ModelConfig:

@@ -6,8 +6,7 @@ weight. Some models have a shared expert besides, which every token goes through
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ignis.errors import ModelFileError, UnsupportedModelError
 from ignis.graph.ir import Value
@@ -22,8 +21,7 @@ EXPERT_KEYS = frozenset({"expert_count", "expert_weights_norm", "expert_weights_
 """Keys that every architecture with experts follows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
+class Experts(NamedTuple):
     """What shapes the experts of a model. Where a file says nothing, its architecture does."""
 
     n_experts: int
@@ -47,10 +45,10 @@ def complete(
     assert e is not None
     if e.normalized is not None:
         normalized = e.normalized
-    filled = replace(
-        e, normalized=normalized, n_ff=e.n_ff or n_ff, n_ff_shared=e.n_ff_shared or n_ff_shared
+    filled = e._replace(
+        normalized=normalized, n_ff=e.n_ff or n_ff, n_ff_shared=e.n_ff_shared or n_ff_shared
     )
-    return replace(config, experts=filled)
+    return config._replace(experts=filled)
 
 
 def needed(config: ModelConfig) -> Experts:

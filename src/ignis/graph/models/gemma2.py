@@ -7,7 +7,6 @@ keep the norms' gains with the 1 added that the paper's formula has.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ignis.graph.ir import Value
@@ -37,10 +36,10 @@ def complete(config: ModelConfig) -> ModelConfig:
 
 def with_gemma_scales(config: ModelConfig, layers_of_27b: int) -> ModelConfig:
     """Embeddings times sqrt(D); the 27B model scales scores by the width that a head would have."""
-    config = replace(config, embedding_scale=math.sqrt(config.n_embd))
+    config = config._replace(embedding_scale=math.sqrt(config.n_embd))
     if config.n_layers == layers_of_27b and config.attention_scale is None:
         scale = 1.0 / math.sqrt(config.n_embd // config.n_heads)
-        config = replace(config, attention_scale=scale)
+        config = config._replace(attention_scale=scale)
     return config
 
 

@@ -6,7 +6,6 @@ the sixth's by what the file says.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ignis.graph.ir import Value
@@ -29,7 +28,7 @@ def layer(m: Lowering, i: int, x: Value) -> Value:
 def complete(config: ModelConfig) -> ModelConfig:
     """The scales as in gemma2, and the local layers' rope base where the file has none."""
     config = gemma2.with_gemma_scales(config, _LAYERS_OF_27B)
-    return replace(config, local_rope_base=config.local_rope_base or _LOCAL_ROPE_BASE)
+    return config._replace(local_rope_base=config.local_rope_base or _LOCAL_ROPE_BASE)
 
 
 GEMMA3 = Architecture(

@@ -35,7 +35,7 @@ def layout(graph: Graph) -> Graph:
 def packed_weights(graph: Graph) -> dict[Value, Value]:
     """The matrices, each with what it becomes when it is packed."""
     return {
-        weight: replace(weight, type=replace(weight.type, layout=_layout(weight)))
+        weight: weight._replace(type=weight.type._replace(layout=_layout(weight)))
         for op in graph.operations
         for weight in op.matrices
     }

@@ -13,8 +13,8 @@ The rules look at lives and bytes only; they know nothing of how the planner fou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from ignis.errors import GraphError
 from ignis.graph.ir import Graph, Operation, Value
@@ -22,8 +22,7 @@ from ignis.graph.ir.schedule import Schedule
 from ignis.graph.ir.types import ELEMENT
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """When ops run, where that is not simply one after the other.
 
     `steps` gives the first and the last step of each op: ops of one step run side by side on
@@ -59,8 +58,7 @@ class Timing:
         return cls(tuple((i, i) for i in range(len(graph.operations))))
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
+class MemoryPlan(NamedTuple):
     """Where each activation lies, for steps of up to `n_tokens` tokens and `n_logits` rows.
 
     `offsets` are bytes from the arena's start (private values: from the start of a thread's own),
@@ -120,10 +118,11 @@ def every_value_has_a_place(plan: MemoryPlan) -> None:
 
 def places_are_valid(plan: MemoryPlan) -> None:
     """P2."""
+    nbytes = plan.graph.value_nbytes(plan.n_tokens, plan.n_logits)
     for value, start in plan.offsets.items():
         is_private = value in plan.timing.private
         limit = plan.private_nbytes if is_private else plan.nbytes
-        end = start + value.type.nbytes(plan.n_tokens, plan.n_logits)
+        end = start + nbytes[value]
         if start % ELEMENT or not 0 <= start <= end <= limit:
             raise GraphError(
                 "a value lies unaligned or outside the arena",
@@ -137,10 +136,8 @@ def live_values_lie_apart(plan: MemoryPlan) -> None:
     """P3."""
     sequential = Timing.sequential(plan.graph).steps
     takeovers = _Takeovers(plan)
-    spans = {
-        value: (start, start + value.type.nbytes(plan.n_tokens, plan.n_logits))
-        for value, start in plan.offsets.items()
-    }
+    nbytes = plan.graph.value_nbytes(plan.n_tokens, plan.n_logits)
+    spans = {value: (start, start + nbytes[value]) for value, start in plan.offsets.items()}
     for is_private, steps in ((False, plan.timing.steps), (True, sequential)):
         values = [v for v in plan.offsets if (v in plan.timing.private) == is_private]
         lives = lives_of(plan.graph, steps) if values else {}
@@ -163,7 +160,7 @@ def live_values_lie_apart(plan: MemoryPlan) -> None:
 
 def sizes_are_true(plan: MemoryPlan) -> None:
     """P4."""
-    sizes = {v: v.type.nbytes(plan.n_tokens, plan.n_logits) for v in plan.graph.values}
+    sizes = plan.graph.value_nbytes(plan.n_tokens, plan.n_logits)
     outside = sum(nbytes for value, nbytes in sizes.items() if value not in plan.offsets)
     for what, got, wanted in (
         ("all values", plan.naive_nbytes, sum(sizes.values())),

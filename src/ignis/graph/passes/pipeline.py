@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ignis.errors import GraphError, UsageError
 from ignis.graph.ir import Graph, verify
@@ -24,8 +24,7 @@ from ignis.graph.passes.rope_store import rope_store
 from ignis.graph.passes.schedule_steps import schedule_steps
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """A rewrite by its name on the command line. Required ones can't be switched off."""
 
     name: str
@@ -33,8 +32,7 @@ class Pass:
     required: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PassReport:
+class PassReport(NamedTuple):
     """What one pass did; `counts` says how many it made of each kind: {"rmsnorm": 49}."""
 
     name: str

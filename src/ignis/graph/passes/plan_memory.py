@@ -78,7 +78,7 @@ def plan_memory(
     if n_tokens < 1 or n_logits < 0:
         raise GraphError("nothing to plan", got=f"T={n_tokens} R={n_logits}", wanted="T >= 1")
     timing = timing or Timing.of(graph, one=n_tokens == 1 and n_logits <= 1)
-    nbytes = {value: value.type.nbytes(n_tokens, n_logits) for value in graph.values}
+    nbytes = graph.value_nbytes(n_tokens, n_logits)
     outside = frozenset() if outputs_in_arena else frozenset(graph.outputs)
     shared = [v for v in graph.values if v not in outside and v not in timing.private]
     private = [v for v in graph.values if v in timing.private]
@@ -218,18 +218,19 @@ def _first_fit(buffers: Sequence[_Buffer], order: Sequence[int], limit: int) -> 
     It begins at a multiple of the largest power of two that divides its size, up to `limit`.
     """
     places = [0] * len(buffers)
-    placed: list[tuple[int, int, int, int]] = []
+    taken: dict[int, set[tuple[int, int]]] = {}  # bytes by time: most lives are short
     for i in order:
         b = buffers[i]
         step = min(b.nbytes & -b.nbytes or limit, limit)
-        meets = [p for p in placed if p[2] <= b.end and b.start <= p[3]]
+        life = [taken.setdefault(time, set()) for time in range(b.start, b.end + 1)]
         at = 0
-        for lo, hi, _, _ in sorted(meets):
+        for lo, hi in sorted(set().union(*life)):
             if at + b.nbytes <= lo:
                 break
             at = max(at, align(hi, step))
         places[i] = at
-        placed.append((at, at + b.nbytes, b.start, b.end))
+        for spans in life:
+            spans.add((at, at + b.nbytes))
     return places
 
 
