@@ -6,6 +6,7 @@ command line that makes no sense (one line), 130 ended by Ctrl-C.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -16,6 +17,7 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and end the process. The entry point of the `ignis` script."""
     try:
+        gc.disable()    # until a command is there: imports make no garbage
         from ignis.cli.app import run_app
 
         code = run_app(sys.argv[1:] if arguments is None else list(arguments))

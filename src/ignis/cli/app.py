@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,8 @@ class LazyGroup(click.Group):
             return None
         command = getattr(import_module(f"ignis.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
+        gc.freeze()     # see `ignis.cli.main`
+        gc.enable()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

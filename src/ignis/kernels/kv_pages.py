@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ignis.errors import KernelError
@@ -59,11 +58,11 @@ class KVType(ABC):
         """
 
 
-@dataclass(frozen=True, slots=True)
 class FloatKV(KVType):
     """Keys and values as floats."""
 
-    element: Type
+    def __init__(self, element: Type) -> None:
+        self.element = element
 
     def row_nbytes(self, head_dim: int) -> int:
         return head_dim * self.element.nbytes
@@ -97,7 +96,6 @@ class FloatKV(KVType):
         return [place.at(i * vector.nbytes).load(vector).to(f32) for i in range(width)]
 
 
-@dataclass(frozen=True, slots=True)
 class Q8KV(KVType):
     """Keys and values as bytes, with a scale for 32 of them."""
 
