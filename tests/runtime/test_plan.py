@@ -81,6 +81,13 @@ def test_a_stream_is_mostly_divided_beforehand(
     assert plan.records[0, UNITS] == units
 
 
+def test_what_is_released_at_its_end_is_handed_out_in_chunks(library: Library) -> None:
+    """Workers that begin to pack would leave a caller's own part, and drop its pages unread."""
+    plan = CompiledPlan([launch(units=64, shared=True, release=(4096, 8192))], library, 2)
+    plan.set_counts(COUNTS)
+    assert (plan.records[0, OWN], plan.records[0, CHUNK]) == (0, 4)
+
+
 def test_a_plan_may_have_nothing_to_do(library: Library) -> None:
     """A graph whose output is its input, once a gain of ones is folded away."""
     plan = CompiledPlan([], library, 2)

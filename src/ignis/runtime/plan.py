@@ -17,7 +17,8 @@ _CHUNKS_PER_THREAD = 8  # small enough that a late thread costs an eighth of its
 
 # The part of shared work that threads divide beforehand. Of a stream of weights, most: where they
 # take turns, each one's prefetcher fetches what the other will read. Of a prompt's matmul, enough
-# for its activations not to be read anew for each chunk.
+# for its activations not to be read anew for each chunk. None of what is released behind its last
+# chunk: the workers that begin to pack would leave the caller's part to the end.
 _OWN_EIGHTHS_OF_STREAMS = 7
 _OWN_EIGHTHS = 5
 
@@ -107,5 +108,6 @@ class CompiledPlan:
         self.records[:, _CHUNK] = np.where(self._shared, np.where(streams, least, chunks), 0)
         eighths = np.where(streams, _OWN_EIGHTHS_OF_STREAMS, _OWN_EIGHTHS)
         own = units * eighths // (8 * self._n_threads)
-        self.records[:, _OWN] = np.where(self._shared, own, 0)
+        is_released = self.records[:, _RELEASE].any(axis=1)
+        self.records[:, _OWN] = np.where(self._shared & ~is_released, own, 0)
 
