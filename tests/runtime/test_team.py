@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,6 +127,17 @@ def test_closing_breaks_off_what_was_begun(library: Library) -> None:
     assert workers() == before
     with pytest.raises(UsageError, match="closed"):
         team.begin(ladder.plan.records)
+
+
+def test_memory_outlives_the_workers_that_write_it(library: Library) -> None:
+    """Ctrl-C while weights are packed drops the engine: its memory must go after its workers."""
+    before, left = workers(), []
+    team, held = ThreadTeam(library, 3, 64), Ladder(library, 3, shared=True)
+    weakref.finalize(held, lambda: left.append(workers() - before))
+    team.begin(held.plan.records, held=held)
+    del held, team
+    gc.collect()
+    assert left == [set()]
 
 
 def workers() -> set[threading.Thread]:

@@ -21,7 +21,7 @@ from types import FrameType
 
 from ignis.cli.app import INTERRUPTED
 
-_PATIENCE_SECONDS = 0.4
+_PATIENCE_SECONDS = 0.1
 
 
 @contextlib.contextmanager

@@ -280,7 +280,7 @@ class NativeEngine:
         plan = CompiledPlan(launches, self.library, self.options.n_threads, timetable)
         plan.set_counts(ONE_ROW)
         if launches:
-            self.team.begin(plan.records)
+            self.team.begin(plan.records, held=(plan, self.weights, self._file))
         return plan
 
     def _packing(self, piece: PackingPiece) -> Launch:

@@ -57,7 +57,7 @@ class ThreadTeam:
         self._scratch = Memory(self._stride * n_threads)
         self._block = Memory(walker.TEAM_NBYTES)
         self._workers: list[threading.Thread] = []
-        self._begun: NDArray[np.int64] | None = None
+        self._begun: tuple[NDArray[np.int64], object] | None = None
         self._owner_pid = 0
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(
@@ -82,16 +82,18 @@ class ThreadTeam:
             self._finish()
             self._run(records, times, prepare)
 
-    def begin(self, records: NDArray[np.int64]) -> None:
+    def begin(self, records: NDArray[np.int64], held: object = None) -> None:
         """Let the workers begin on the records while the caller does something else.
 
-        The records, and all that they point to, must stay as they are until `finish`.
+        The records, and all that they point to, must stay as they are until `finish`. `held` is
+        what owns that memory: if an exception drops the owner of the team, the workers are stopped
+        before it is let go.
         """
         with self._lock:
             self._check_open()
             self._finish()
             self._load(records)
-            self._begun = records
+            self._begun = records, held
             self._begin_plan(self._block.address)
 
     def finish(self) -> None:
@@ -115,7 +117,7 @@ class ThreadTeam:
             with watch_for_interrupt(abort):
                 self._finish_plan(self._block.address)
         if is_forked or abort[0]:
-            self._run(self._begun)
+            self._run(self._begun[0])
         self._begun = None
 
     def _run(
