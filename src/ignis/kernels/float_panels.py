@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ignis.kernels.floats import LANES, STORAGE, blocks, fold, widen
 from ignis.kernels.lang import Builder, Value, Variable, f32, i64
+from ignis.kernels.rows import transpose
 
 _ROWS = 32
 _WIDTH = _ROWS // LANES.lanes  # vectors of rows
@@ -88,7 +89,7 @@ class _Panel(NamedTuple):
                 for line in range(0, 16 * n * storage.nbytes, 64):  # of the next 16 rows
                     k.prefetch(start.at(row_nbytes * n + done * n + line), level=2)
                 rows = [widen(k, p.at(done).load(storage.x(n)), format) for p in starts]
-                for residue, column in enumerate(_transpose(k, rows)):
+                for residue, column in enumerate(transpose(k, rows)):
                     here = self.weights(k.const(i64, residue), step)
                     here.at(half * LANES.nbytes).store(column)
 
@@ -196,17 +197,3 @@ class _Tile(NamedTuple):
                 for row in rows:
                     cell = next(chains)
                     cell.set(self.k.fma(x, row, cell.get()))
-
-
-def _transpose(k: Builder, rows: Sequence[Value]) -> list[Value]:
-    """Vectors of as many lanes as there are vectors: vector i of lanes j -> vector j of lanes i."""
-    n = distance = len(rows)
-    vectors = list(rows)
-    while distance > 1:
-        distance //= 2
-        low = [i if not i & distance else n + i - distance for i in range(n)]
-        high = [i + distance if not i & distance else n + i for i in range(n)]
-        for a in (i for i in range(n) if not i & distance):
-            pair = vectors[a], vectors[a + distance]
-            vectors[a], vectors[a + distance] = k.shuffle(*pair, low), k.shuffle(*pair, high)
-    return vectors

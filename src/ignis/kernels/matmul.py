@@ -48,7 +48,7 @@ def matmul_rows(
     """y[n] = sum of weight[n] * x, for one token."""
     fmt = FORMATS[format]
     for panel in k.range(begin, end):
-        one = Tokens(k.const(i64, 0), k.const(i64, 1))
+        one = Tokens.one(k)
         row_sums(k, fmt, weight, panel, n_rows, n_values, x, one.n, scratch)
         _finish(k, scratch, panel, one, y, bias, residual, n_rows)
 
@@ -186,6 +186,11 @@ class Tokens(NamedTuple):
     first: Value
     n: Value
 
+    @classmethod
+    def one(cls, k: Builder) -> Tokens:
+        """The first alone."""
+        return cls(k.const(i64, 0), k.const(i64, 1))
+
 
 def passes(k: Builder, n_tokens: Value) -> Iterator[Tokens]:
     """All tokens, as many at a time as `SUMS_NBYTES` has room for."""
@@ -203,33 +208,33 @@ def _panel(
         # Outputs lie a row of y apart: ask for their lines now, they are written after the sums.
         for t in k.range(tokens.n):
             k.prefetch(y.at(_output(tokens, t, panel * ROWS, n_rows)), level=2)
-    x = x.at(tokens.first * a8.BLOCK_NBYTES)
-    panel_sums(k, fmt, packed, x, n_values, n_tokens, scratch, tokens.n,
-               lambda t: t * a8.BLOCK_NBYTES)  # fmt: skip
+    panel_sums(
+        k, fmt, packed, x, n_values, n_tokens, scratch, tokens, lambda t: t * a8.BLOCK_NBYTES
+    )
     _finish(k, scratch, panel, tokens, y, bias, residual, n_rows)
 
 
 def panel_sums(
     k: Builder, fmt: PanelFormat, packed: Value, x: Value, n_values: Value, n_tokens: Value,
-    sums: Value, count: Value, place: Callable[[Value], Value],
+    sums: Value, tokens: Tokens, place: Callable[[Value], Value],
 ) -> None:  # fmt: skip
-    """The sums of 16 rows by `count` of the `n_tokens` tokens, f32 [count][16] at `sums`.
+    """The sums of 16 rows by the tokens of a pass, f32 [n][16] at `sums`.
 
-    The i-th of them has its blocks `place(i)` bytes behind those at x.
+    The blocks of x lie by `n_tokens`, those of token t `place(t)` bytes behind the first's.
     """
     n_groups = fmt.n_groups(n_values)
-    for _ in k.when(count == 1):
-        total, first = k.var(k.const(LANES, 0.0)), place(k.const(i64, 0))
+    for _ in k.when(tokens.n == 1):
+        total, first = k.var(k.const(LANES, 0.0)), place(tokens.first)
         for weights, block in _blocks(k, fmt, packed, x, n_groups, n_tokens):
             total.set(weights.signed(k).add(k, total.get(), block.at(first)))
         sums.store(total.get())
-    for _ in k.when(count > 1):
-        _sums(k, fmt, packed, x, n_groups, n_tokens, sums, count, place)
+    for _ in k.when(tokens.n > 1):
+        _sums(k, fmt, packed, x, n_groups, n_tokens, sums, tokens, place)
 
 
 def _sums(
     k: Builder, fmt: PanelFormat, packed: Value, x: Value, n_groups: Value, n_tokens: Value,
-    sums: Value, count: Value, place: Callable[[Value], Value],
+    sums: Value, tokens: Tokens, place: Callable[[Value], Value],
 ) -> None:  # fmt: skip
     """`panel_sums` of several tokens.
 
@@ -238,7 +243,7 @@ def _sums(
     own, so they cost nothing beside the products, and any number of tokens runs at the same speed.
     Where a tile of tokens is faster side by side, all rows of a block meet it.
     """
-    for t in k.range(count):
+    for t in k.range(tokens.n):
         sums.at(t * LANES.nbytes).store(k.const(LANES, 0.0))
     for block_weights, blocks in _blocks(k, fmt, packed, x, n_groups, n_tokens):
         for first, weights in block_weights.for_many(k).parts(k):
@@ -249,15 +254,16 @@ def _sums(
             ) -> None:  # fmt: skip
                 totals = [sums.at(t * LANES.nbytes + first * f32.nbytes) for t in ts]
                 accs = [total.load(f32.x(weights.n_rows)) for total in totals]
-                after = weights.add_tile(k, accs, [blocks.at(place(t)) for t in ts])
+                xs = [blocks.at(place(tokens.first + t)) for t in ts]
+                after = weights.add_tile(k, accs, xs)
                 for total, result in zip(totals, after, strict=True):
                     total.store(result)
 
-            whole = count // _UNROLL * _UNROLL
+            whole = tokens.n // _UNROLL * _UNROLL
             for t in k.range(0, whole, _UNROLL):
                 for i in range(0, _UNROLL, weights.tile):
                     add([t + j for j in range(i, i + weights.tile)])
-            for t in k.range(whole, count):
+            for t in k.range(whole, tokens.n):
                 add([t])
 
 

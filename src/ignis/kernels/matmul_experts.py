@@ -57,8 +57,8 @@ def experts_packed(
             for panel in k.range(begin, end):
                 index = group.expert * n_panels + panel
                 packed = weight.at(index * panel_nbytes(fmt, n_values))
-                panel_sums(k, fmt, packed, x, n_values, out.routing.n_tokens, scratch,
-                           tokens.n, _shifted(place, tokens.first))  # fmt: skip
+                panel_sums(k, fmt, packed, x, n_values, out.routing.n_tokens, scratch, tokens,
+                           place)  # fmt: skip
                 out.store_panel(group, tokens, panel, scratch)
 
 
@@ -78,15 +78,14 @@ def experts_mapped(
         place = _places(k, group, n_values, scratch.at(SUMS_NBYTES), summed)
         for panel in k.range(begin, end):
             for _ in k.when(group.count == 1):
-                one = Tokens(k.const(i64, 0), k.const(i64, 1))
+                one = Tokens.one(k)
                 only = x.at(place(one.first))
                 row_sums(k, fmt, own, panel, n_rows, n_values, only, n_tokens, scratch)
                 out.store_panel(group, one, panel, scratch)
             for _ in k.when(group.count > 1):
                 pack_panel(k, fmt, own, panel, n_rows, n_values, packed)
                 for tokens in passes(k, group.count):
-                    panel_sums(k, fmt, packed, x, n_values, n_tokens, scratch, tokens.n,
-                               _shifted(place, tokens.first))  # fmt: skip
+                    panel_sums(k, fmt, packed, x, n_values, n_tokens, scratch, tokens, place)
                     out.store_panel(group, tokens, panel, scratch)
 
 
@@ -130,11 +129,6 @@ def _places(
             row = row + slot * (n_values // BLOCK * n_tokens)
         table.at(i * i64.nbytes).store(row * a8.BLOCK_NBYTES)
     return lambda i: table.at(i * i64.nbytes).load(i64)
-
-
-def _shifted(place: Callable[[Value], Value], first: Value) -> Callable[[Value], Value]:
-    """`place` of the tokens from `first` on."""
-    return lambda i: place(first + i)
 
 
 class _Outputs(NamedTuple):

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from ignis.kernels import a8
 from ignis.kernels.lang import Builder, Value, f32, i8, i32, i64, kernel, ptr
+from ignis.kernels.rows import transpose
 
 BLOCK = 32
 LANES = f32.x(16)
@@ -71,8 +72,8 @@ def _quantize_blocks(k: Builder, xs: Sequence[Value], ys: Sequence[Value]) -> No
     q = [_codes(k, block, inverse.lane(i)) for i, block in enumerate(blocks)]
     first, last = _half_sums(k, q)
     total = first + last
-    tails = _transpose(k, [d.bits(total.type), total * -128, (d * total.to(f32)).bits(total.type),
-                           (first & 0xFFFF) | (last << 16)])  # fmt: skip
+    tails = transpose(k, [d.bits(total.type), total * -128, (d * total.to(f32)).bits(total.type),
+                          (first & 0xFFFF) | (last << 16)])  # fmt: skip
     for y, codes, tail in zip(ys, q, tails, strict=True):
         y.store(codes)
         y.at(a8.D_AT).store(tail)
@@ -120,11 +121,3 @@ def _neighbours(k: Builder, a: Value, b: Value, n: int, combine: Combine) -> Val
 
 def _add(a: Value, b: Value) -> Value:
     return a + b
-
-
-def _transpose(k: Builder, rows: Sequence[Value]) -> list[Value]:
-    """Four vectors of four lanes: vector i of lanes j -> vector j of lanes i."""
-    a, b, c, d = rows
-    pairs = [0, 4, 1, 5, 2, 6, 3, 7]
-    ab, cd = k.shuffle(a, b, pairs), k.shuffle(c, d, pairs)
-    return [k.shuffle(ab, cd, [2 * i, 2 * i + 1, 2 * i + 8, 2 * i + 9]) for i in range(4)]

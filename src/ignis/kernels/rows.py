@@ -92,6 +92,20 @@ def transpose_dwords(k: Builder, quads: Sequence[Value]) -> list[Value]:
     ]  # fmt: skip
 
 
+def transpose(k: Builder, rows: Sequence[Value]) -> list[Value]:
+    """Vectors of as many lanes as there are vectors: vector i of lanes j -> vector j of lanes i."""
+    n = distance = len(rows)
+    vectors = list(rows)
+    while distance > 1:
+        distance //= 2
+        low = [i if not i & distance else n + i - distance for i in range(n)]
+        high = [i + distance if not i & distance else n + i for i in range(n)]
+        for a in (i for i in range(n) if not i & distance):
+            pair = vectors[a], vectors[a + distance]
+            vectors[a], vectors[a + distance] = k.shuffle(*pair, low), k.shuffle(*pair, high)
+    return vectors
+
+
 def sum_quarters(k: Builder, quads: Sequence[Value]) -> Value:
     """Four quads of 4 numbers (i32) a row -> the 16 row sums; lanes are rows."""
     first = _unpack(k, quads[0], quads[1], 0) + _unpack(k, quads[0], quads[1], 2)

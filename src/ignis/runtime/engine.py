@@ -110,7 +110,7 @@ class NativeEngine:
         kernels, scratch_nbytes = self._requirements()
         self.library = Library([WALKER, *kernels], options.target, options.objects)
         self.team = ThreadTeam(self.library, options.n_threads, scratch_nbytes)
-        self._packing_plan = self._begin_packing()
+        self._begin_packing()
 
     def forward(self, batch: StepBatch) -> NDArray[np.float32]:
         """Run one step and return the logits of its rows, f32 [R, V].
@@ -269,7 +269,7 @@ class NativeEngine:
             self._rope_tables[key] = RopeTable(base, n_rot, array, self.n_ctx, scaling)
         return self._rope_tables[key].address
 
-    def _begin_packing(self) -> CompiledPlan:
+    def _begin_packing(self) -> None:
         """Let the team's workers fill the panels while Python goes on; see `settle`."""
         launches = [
             self._packing(piece)
@@ -281,7 +281,6 @@ class NativeEngine:
         plan.set_counts(ONE_ROW)
         if launches:
             self.team.begin(plan.records, held=(plan, self.weights, self._file))
-        return plan
 
     def _packing(self, piece: PackingPiece) -> Launch:
         name = piece.tensor.name
